@@ -1,0 +1,132 @@
+package timers
+
+import (
+	"fmt"
+	"strconv"
+	"strings"
+
+	"github.com/cespare/xxhash/v2"
+)
+
+// MaxPartitions is the number of slots of a Redis Cluster: more partitions
+// than that cannot be spread.
+const MaxPartitions = 16384
+
+// Keys spells every key and channel that Lapse uses in Redis, and is the only
+// place that does (docs/decisions.md, ADR 3):
+//
+//	<prefix>:{p}:t:<topic>:<id>  trigger key: empty, its TTL is the due time
+//	<prefix>:{p}:h:<topic>:<id>  shadow hash: payload and all that is known
+//	<prefix>:{p}:due             backup set: score = next attention, ms
+//	<prefix>:{p}:tried           timers claimed at least once in this life: score = due, ms
+//	<prefix>:{p}:rev             last revision given out
+//	<prefix>:meta                data version, partition count, deployment id
+//
+// {p} is the tag of the partition. All keys of one partition share a Cluster
+// slot, so that one script can touch them.
+type Keys struct {
+	prefix string
+	tags   []string
+}
+
+// NewKeys spells the keys of the prefix over 1 to [MaxPartitions] partitions.
+func NewKeys(prefix string, partitions int) (*Keys, error) {
+	if partitions < 1 || partitions > MaxPartitions {
+		return nil, fmt.Errorf("%d partitions: want 1 to %d", partitions, MaxPartitions)
+	}
+	return &Keys{prefix: prefix, tags: partitionTags(partitions)}, nil
+}
+
+// Partitions is how many partitions there are.
+func (k *Keys) Partitions() int { return len(k.tags) }
+
+// Partition is the partition of the timer: a stable hash, so that every
+// release and every instance finds it in the same place.
+func (k *Keys) Partition(r Ref) int {
+	if len(k.tags) == 1 {
+		return 0
+	}
+	return int(xxhash.Sum64String(r.Member()) % uint64(len(k.tags)))
+}
+
+// Trigger is the key whose expiry is the event of the timer.
+func (k *Keys) Trigger(r Ref) string { return k.TriggerPrefix(k.Partition(r)) + r.Member() }
+
+// Shadow is the key of the hash that holds the timer.
+func (k *Keys) Shadow(r Ref) string { return k.ShadowPrefix(k.Partition(r)) + r.Member() }
+
+// TriggerPrefix is what all trigger keys of the partition begin with.
+func (k *Keys) TriggerPrefix(p int) string { return k.in(p, "t:") }
+
+// ShadowPrefix is what all shadow keys of the partition begin with.
+func (k *Keys) ShadowPrefix(p int) string { return k.in(p, "h:") }
+
+// Due is the backup set of the partition.
+func (k *Keys) Due(p int) string { return k.in(p, "due") }
+
+// Tried is the set of the partition's timers that were claimed in this life.
+func (k *Keys) Tried(p int) string { return k.in(p, "tried") }
+
+// Rev is the revision counter of the partition.
+func (k *Keys) Rev(p int) string { return k.in(p, "rev") }
+
+// Meta is the key of the deployment's own record.
+func (k *Keys) Meta() string { return k.prefix + ":meta" }
+
+// ParseTrigger reads the name of a trigger key; ok is false for every other
+// key, ours or foreign.
+func (k *Keys) ParseTrigger(key string) (r Ref, ok bool) {
+	rest, ok := strings.CutPrefix(key, k.prefix+":{")
+	if !ok {
+		return Ref{}, false
+	}
+	tag, member, ok := strings.Cut(rest, "}:t:")
+	if !ok {
+		return Ref{}, false
+	}
+	r, ok = ParseMember(member)
+	if !ok || k.tags[k.Partition(r)] != tag {
+		return Ref{}, false
+	}
+	return r, true
+}
+
+// ExpiredChannel is where Redis announces the expired keys of the database
+// (https://redis.io/docs/latest/develop/pubsub/keyspace-notifications/).
+func ExpiredChannel(db int) string { return "__keyevent@" + strconv.Itoa(db) + "__:expired" }
+
+func (k *Keys) in(p int, name string) string {
+	return k.prefix + ":{" + k.tags[p] + "}:" + name
+}
+
+// partitionTags picks for each of n equal stretches of the slots the smallest
+// number whose slot falls into it, so that partitions spread evenly over the
+// nodes of a Cluster. One partition has the tag 0.
+func partitionTags(n int) []string {
+	tags := make([]string, n)
+	for found, i := 0, 0; found < n; i++ {
+		tag := strconv.Itoa(i)
+		if p := Slot(tag) * n / MaxPartitions; tags[p] == "" {
+			tags[p] = tag
+			found++
+		}
+	}
+	return tags
+}
+
+// Slot is the Redis Cluster slot of a hash tag: CRC16 (XMODEM) modulo 16384
+// (https://redis.io/docs/latest/operate/oss_and_stack/reference/cluster-spec/).
+func Slot(tag string) int {
+	crc := uint16(0)
+	for i := range len(tag) {
+		crc ^= uint16(tag[i]) << 8
+		for range 8 {
+			if crc&0x8000 != 0 {
+				crc = crc<<1 ^ 0x1021
+			} else {
+				crc <<= 1
+			}
+		}
+	}
+	return int(crc % MaxPartitions)
+}

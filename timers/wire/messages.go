@@ -1,0 +1,117 @@
+package wire
+
+// States of a timer.
+const (
+	StateScheduled = "scheduled" // never handed to NATS in this life, or definitely refused each time
+	StateFiring    = "firing"    // being delivered, or an attempt ended without a known outcome
+	StateDead      = "dead"      // given up on; kept with its payload
+)
+
+// SetReply is the body of the reply to a set.
+type SetReply struct {
+	Topic    string `json:"topic"`
+	ID       string `json:"id"`
+	Due      string `json:"due"` // TimeFormat
+	Rev      int64  `json:"rev"`
+	Replaced bool   `json:"replaced"`
+	Was      string `json:"was,omitempty"` // the state of the replaced life
+}
+
+// CancelReply is the body of the reply to a cancel.
+type CancelReply struct {
+	Topic string `json:"topic"`
+	ID    string `json:"id"`
+	Rev   int64  `json:"rev"` // of the life that was cancelled
+}
+
+// Limits of one page of a list.
+const (
+	DefaultListLimit = 100
+	MaxListLimit     = 1000
+)
+
+// ListRequest is the body of a list request; an empty body is the zero value.
+type ListRequest struct {
+	Limit  int    `json:"limit,omitempty"`  // 1 to MaxListLimit; DefaultListLimit when left out
+	Cursor string `json:"cursor,omitempty"` // of the page before
+}
+
+// ListReply is one page of a listing. The listing is finished only when the
+// cursor is empty: a page may be short, or empty, before that.
+type ListReply struct {
+	Timers []ListItem `json:"timers"`
+	Cursor string     `json:"cursor"`
+}
+
+// ListItem is one timer of a listing.
+type ListItem struct {
+	Topic    string `json:"topic"`
+	ID       string `json:"id"`
+	Due      string `json:"due"` // TimeFormat
+	Rev      int64  `json:"rev"`
+	State    string `json:"state"`
+	Attempts int    `json:"attempts"`
+}
+
+// StatusReply is the body of the reply to a status request, as seen by the
+// instance that answers.
+type StatusReply struct {
+	Version    string `json:"version"`
+	Deployment string `json:"deployment"`
+	Instance   string `json:"instance"`
+	Prefix     string `json:"prefix"`
+	Delivery   string `json:"delivery"`         // jetstream or core
+	Stream     string `json:"stream,omitempty"` // the stream that confirms fired events
+	Now        string `json:"now"`              // Redis's clock, TimeFormat
+	Started    string `json:"started"`          // this instance, its own clock
+
+	Pending  int64  `json:"pending"`            // timers in the backup set, of all instances
+	NextDue  string `json:"next_due,omitempty"` // the next score in the future, TimeFormat
+	Overdue  int64  `json:"overdue"`            // in the backup set with a score that has passed
+	InFlight int    `json:"in_flight"`          // claimed by this instance and not settled yet
+
+	Lag    LagStats    `json:"lag"`
+	Counts CountStats  `json:"counts"`
+	Health HealthReply `json:"health"`
+}
+
+// LagStats is how late the last fires of this instance were: the time from
+// due to the acknowledgement of the delivery, on Redis's clock.
+type LagStats struct {
+	Samples int     `json:"samples"` // how many fires the figures are over
+	P50     float64 `json:"p50_ms"`
+	P99     float64 `json:"p99_ms"`
+	Max     float64 `json:"max_ms"`
+}
+
+// CountStats are totals of this instance since it started.
+type CountStats struct {
+	Fired      int64 `json:"fired"`       // delivered
+	FiredEvent int64 `json:"fired_event"` // of these, by the expired event
+	FiredSweep int64 `json:"fired_sweep"` // of these, by the reconciler
+	Duplicates int64 `json:"duplicates"`  // acknowledged as already stored
+	Refused    int64 `json:"refused"`     // attempts that NATS definitely refused
+	Unknown    int64 `json:"unknown"`     // attempts without a known outcome
+	Repaired   int64 `json:"repaired"`    // inconsistent records mended or removed
+	Ignored    int64 `json:"ignored"`     // requests with a reply subject Lapse will not publish to
+}
+
+// Health of a part, and of the whole.
+const (
+	HealthOK       = "ok"
+	HealthDegraded = "degraded" // timers still fire, some other way than they should
+	HealthDown     = "down"     // timers cannot be taken, or cannot be fired
+)
+
+// HealthReply says how the instance is, part by part. It is also the body of
+// /readyz.
+type HealthReply struct {
+	Status string                `json:"status"` // the worst of the parts
+	Parts  map[string]HealthPart `json:"parts"`  // redis, nats, subscription, stream
+}
+
+// HealthPart says how one part is.
+type HealthPart struct {
+	Status string `json:"status"`
+	Why    string `json:"why,omitempty"` // what is wrong and what mends it
+}
