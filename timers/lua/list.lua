@@ -1,0 +1,118 @@
+-- Gives one page of a partition's timers, soonest first by their due time.
+--
+-- KEYS  due, tried
+-- ARGV  shadow prefix, topic or "", due (ms) of the cursor or "", member of the cursor,
+--       most timers, most members to look at
+-- Gives {end due (ms) or -1, end member, then per timer: due (ms), member, rev, attempts,
+--        1 when firing}; the end is how far the page reaches, -1 when nothing is beyond.
+--
+-- The backup score of a claimed timer is not its due time, so those are read from
+-- the tried set, whose score is, and skipped in the backup set; the two are merged.
+-- The order is by score and then by the bytes of the member, as in a sorted set,
+-- whatever the server's locale. Reads only.
+
+local topic, after, anchor = ARGV[2], ARGV[3], ARGV[4]
+local most, budget = tonumber(ARGV[5]), tonumber(ARGV[6])
+
+-- Lua's own < on strings follows the locale.
+local function before(a, b)
+  for i = 1, math.min(#a, #b) do
+    local x, y = string.byte(a, i), string.byte(b, i)
+    if x ~= y then
+      return x < y
+    end
+  end
+  return #a < #b
+end
+
+-- The rank of the first member after the cursor.
+local function start(set)
+  if after == '' then
+    return 0
+  end
+  local low = redis.call('ZCOUNT', set, '-inf', '(' .. after)
+  local high = low + redis.call('ZCOUNT', set, after, after)
+  while low < high do
+    local middle = math.floor((low + high) / 2)
+    if before(anchor, redis.call('ZRANGE', set, middle, middle)[1]) then
+      high = middle
+    else
+      low = middle + 1
+    end
+  end
+  return low
+end
+
+local function read(set)
+  local first = start(set)
+  local flat = redis.call('ZRANGE', set, first, first + budget - 1, 'WITHSCORES')
+  return {flat = flat, at = 1, more = #flat == 2 * budget}
+end
+
+local function peek(source)
+  local member = source.flat[source.at]
+  return member, tonumber(source.flat[source.at + 1] or '')
+end
+
+local plain, tried = read(KEYS[1]), read(KEYS[2])
+local displaced = {}
+for i = 1, #plain.flat, 2000 do
+  local members = {}
+  for j = i, math.min(i + 1998, #plain.flat), 2 do
+    members[#members + 1] = plain.flat[j]
+  end
+  local scores = redis.call('ZMSCORE', KEYS[2], unpack(members))
+  for j = 1, #members do
+    if scores[j] then
+      displaced[members[j]] = true
+    end
+  end
+end
+
+local function wanted(member)
+  if topic == '' then
+    return true
+  end
+  local t = string.sub(member, 1, (string.find(member, ':', 1, true) or 1) - 1)
+  return t == topic or string.sub(t, 1, #topic + 1) == topic .. '.'
+end
+
+local out, count = {-1, ''}, 0
+while true do
+  local a, a_due = peek(plain)
+  local b, b_due = peek(tried)
+  -- Where one side was cut, what the other has beyond that point must wait.
+  if (not a and plain.more) or (not b and tried.more) then
+    break
+  end
+  if not a and not b then
+    out[1], out[2] = -1, ''
+    break
+  end
+  if count == most then
+    break
+  end
+  local member, due
+  if a and (not b or a_due < b_due or (a_due == b_due and before(a, b))) then
+    member, due = a, a_due
+    plain.at = plain.at + 2
+    if displaced[a] then
+      member = nil
+    end
+    out[1], out[2] = a_due, a
+  else
+    member, due = b, b_due
+    tried.at = tried.at + 2
+    out[1], out[2] = b_due, b
+  end
+  if member and wanted(member) then
+    local v = redis.pcall('HMGET', ARGV[1] .. member, 'd', 'r', 'a', 'k', 'u')
+    if not v.err and v[1] and v[2] then
+      count = count + 1
+      local n = #out
+      out[n + 1], out[n + 2], out[n + 3] = tonumber(v[1]), member, tonumber(v[2])
+      out[n + 4], out[n + 5] = tonumber(v[3] or '0'), (v[4] or v[5]) and 1 or 0
+    end
+  end
+end
+return out

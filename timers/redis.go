@@ -1,0 +1,172 @@
+package timers
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/url"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+	"github.com/redis/go-redis/v9/maintnotifications"
+)
+
+// The three ways in which Redis fails a write. What the caller may conclude
+// is in the comments; the error underneath is wrapped.
+var (
+	// ErrUnavailable: the command did not run; nothing was stored.
+	ErrUnavailable = errors.New("Redis cannot be written to; nothing was stored")
+	// ErrUnconfirmed: the reply was lost; the command may have run.
+	ErrUnconfirmed = errors.New("the reply of Redis was lost; it may have been stored")
+	// ErrOutOfMemory: Redis is at maxmemory; nothing was stored.
+	ErrOutOfMemory = errors.New("Redis is at maxmemory; nothing was stored")
+)
+
+// ErrRedisAuth is a refusal that waiting does not mend: a wrong or missing
+// password, or a user without the rights.
+var ErrRedisAuth = errors.New("Redis refuses the user")
+
+// dialError marks errors from before a connection stood, so nothing was sent.
+type dialError struct{ error }
+
+func (e dialError) Unwrap() error { return e.error }
+
+// ParseRedisURL reads a redis://, rediss:// or unix:// URL with go-redis's
+// query options and sets what Lapse depends on: deadlines of contexts count,
+// and nothing is ever sent twice by the library (ADR 5). Errors do not repeat
+// the URL, which may hold a password.
+func ParseRedisURL(raw string) (*redis.Options, error) {
+	opt, err := redis.ParseURL(raw)
+	if err != nil {
+		var ue *url.Error
+		if errors.As(err, &ue) {
+			err = ue.Err
+		}
+		return nil, fmt.Errorf("%w: want redis://[user:password@]host:port/db, rediss://… or unix:///path?db=n", err)
+	}
+	opt.MaxRetries = -1
+	opt.DialerRetries = 1
+	opt.ContextTimeoutEnabled = true
+	opt.DisableIdentity = true
+	opt.MaintNotificationsConfig = &maintnotifications.Config{Mode: maintnotifications.ModeDisabled}
+	if opt.Protocol == 0 {
+		opt.Protocol = 2 // the shared language of Redis 6.2, Valkey and proxies
+	}
+	if opt.DialTimeout == 0 {
+		opt.DialTimeout = 2 * time.Second
+	}
+	if opt.ReadTimeout == 0 {
+		opt.ReadTimeout = 5 * time.Second
+	}
+	if opt.PoolTimeout == 0 {
+		opt.PoolTimeout = 2 * time.Second
+	}
+	dial := redis.NewDialer(opt)
+	opt.Dialer = func(ctx context.Context, network, addr string) (net.Conn, error) {
+		c, err := dial(ctx, network, addr)
+		if err != nil {
+			return nil, dialError{err}
+		}
+		return c, nil
+	}
+	return opt, nil
+}
+
+// writeError sorts the error of a write into one of the three above.
+func writeError(err error) error {
+	if err == nil {
+		return nil
+	}
+	var dial dialError
+	var reply redis.Error
+	switch {
+	case errors.As(err, &dial), errors.Is(err, redis.ErrPoolTimeout), errors.Is(err, redis.ErrPoolExhausted), errors.Is(err, redis.ErrClosed):
+		return fmt.Errorf("%w: %w", ErrUnavailable, err)
+	case errors.As(err, &reply):
+		if replyIs(reply, "OOM") {
+			return fmt.Errorf("%w: %w", ErrOutOfMemory, err)
+		}
+		return fmt.Errorf("%w: %w", ErrUnavailable, err)
+	}
+	return fmt.Errorf("%w: %w", ErrUnconfirmed, err)
+}
+
+// replyIs says whether an error reply of Redis begins with one of the codes;
+// some proxies put ERR before it.
+func replyIs(err error, codes ...string) bool {
+	msg := strings.TrimPrefix(err.Error(), "ERR ")
+	for _, c := range codes {
+		if strings.HasPrefix(msg, c) {
+			return true
+		}
+	}
+	return false
+}
+
+// isAuthError recognises what no waiting mends.
+func isAuthError(err error) bool {
+	var reply redis.Error
+	return errors.As(err, &reply) && replyIs(reply, "WRONGPASS", "NOAUTH", "NOPERM", "invalid password", "Client sent AUTH")
+}
+
+// Server is what Lapse needs to know of a Redis server.
+type Server struct {
+	Version  string // redis_version, of Valkey its compatibility version
+	Cluster  bool
+	Replica  bool
+	Eviction string // maxmemory-policy; "" when INFO does not say
+	Memory   int64  // maxmemory in bytes, 0 for no limit
+}
+
+// Inspect asks the server what it is (https://redis.io/docs/latest/commands/info/).
+// Errors match [ErrRedisAuth] where waiting does not help.
+func Inspect(ctx context.Context, rdb redis.UniversalClient) (Server, error) {
+	info, err := rdb.Info(ctx).Result()
+	if err != nil {
+		if isAuthError(err) {
+			return Server{}, fmt.Errorf("%w: %w", ErrRedisAuth, err)
+		}
+		return Server{}, err
+	}
+	var s Server
+	for line := range strings.Lines(info) {
+		k, v, _ := strings.Cut(strings.TrimSpace(line), ":")
+		switch k {
+		case "redis_version":
+			s.Version = v
+		case "cluster_enabled":
+			s.Cluster = v == "1"
+		case "role":
+			s.Replica = v == "slave"
+		case "maxmemory_policy":
+			s.Eviction = v
+		case "maxmemory":
+			s.Memory, _ = strconv.ParseInt(v, 10, 64)
+		}
+	}
+	return s, nil
+}
+
+// Refusal is why Lapse cannot work with the server at all, or nil.
+func (s Server) Refusal() error {
+	major, minor := versionOf(s.Version)
+	switch {
+	case s.Version != "" && (major < 6 || major == 6 && minor < 2):
+		return fmt.Errorf("redis-server %s is too old: Lapse needs 6.2 or later (PXAT, ZMSCORE); upgrade it, or point LAPSE_REDIS_URL at a newer one", s.Version)
+	case s.Cluster:
+		return errors.New("LAPSE_REDIS_URL points at a Redis Cluster, which this version does not speak to; use a single master, or one behind a proxy")
+	}
+	return nil
+}
+
+func versionOf(v string) (major, minor int) {
+	parts := strings.SplitN(v, ".", 3)
+	major, _ = strconv.Atoi(parts[0])
+	if len(parts) > 1 {
+		minor, _ = strconv.Atoi(parts[1])
+	}
+	return major, minor
+}

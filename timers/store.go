@@ -1,0 +1,502 @@
+package timers
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"math"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+)
+
+// MaxDelay is how far ahead a timer may be set: 100 years.
+const MaxDelay = 36525 * 24 * time.Hour
+
+// MaxBatch is how many timers one script call may take.
+const MaxBatch = 512
+
+// DataVersion is the version of the layout in Redis that this release writes.
+const DataVersion = 1
+
+// Store is the state of a deployment's timers in Redis. Every method that
+// changes it is one script on one partition; all are safe for concurrent use.
+type Store struct {
+	rdb  redis.UniversalClient
+	keys *Keys
+	id   string // of the deployment; set by Open
+}
+
+// NewStore keeps timers in rdb under keys. The client must come from
+// [ParseRedisURL]'s options: one that repeats commands would break the
+// promise. Call [Store.Open] before anything else.
+func NewStore(rdb redis.UniversalClient, keys *Keys) *Store {
+	return &Store{rdb: rdb, keys: keys}
+}
+
+// Keys is how the store spells its keys.
+func (s *Store) Keys() *Keys { return s.keys }
+
+// Deployment is the random id that all instances on these keys share.
+func (s *Store) Deployment() string { return s.id }
+
+// ErrDeployment is a record under <prefix>:meta that this instance must not
+// work with.
+var ErrDeployment = errors.New("the data in Redis belongs to another kind of deployment")
+
+// Open reads the deployment's record, or writes it when this is the first
+// instance. Errors match [ErrDeployment] for another data version or
+// partition count.
+func (s *Store) Open(ctx context.Context) error {
+	id := make([]byte, 8)
+	rand.Read(id) //nolint:errcheck // documented never to fail
+	meta := s.keys.Meta()
+	var all *redis.MapStringStringCmd
+	_, err := s.rdb.TxPipelined(ctx, func(p redis.Pipeliner) error {
+		p.HSetNX(ctx, meta, "version", DataVersion)
+		p.HSetNX(ctx, meta, "partitions", s.keys.Partitions())
+		p.HSetNX(ctx, meta, "deployment", hex.EncodeToString(id))
+		all = p.HGetAll(ctx, meta)
+		return nil
+	})
+	if err != nil {
+		if isAuthError(err) {
+			return fmt.Errorf("%w: %w", ErrRedisAuth, err)
+		}
+		return fmt.Errorf("opening %s: %w", meta, err)
+	}
+	m := all.Val()
+	if v := m["version"]; v != strconv.Itoa(DataVersion) {
+		return fmt.Errorf("%w: %s has data version %+q, this release reads version %d; run the release that wrote it, or choose another LAPSE_PREFIX", ErrDeployment, meta, v, DataVersion)
+	}
+	if n := m["partitions"]; n != strconv.Itoa(s.keys.Partitions()) {
+		return fmt.Errorf("%w: %s has %s partitions, LAPSE_PARTITIONS is %d; set it to %s, or choose another LAPSE_PREFIX", ErrDeployment, meta, n, s.keys.Partitions(), n)
+	}
+	s.id = m["deployment"]
+	return nil
+}
+
+// SetItem asks for a timer. Due is At unless In is not negative.
+type SetItem struct {
+	Ref
+	In       time.Duration // from now on Redis's clock, rounded up to the microsecond; negative: use At
+	At       int64         // Unix milliseconds; a time in the past means now
+	Schedule string        // as it was asked for
+	Headers  []byte
+	Payload  []byte
+}
+
+// SetResult is what became of a [SetItem].
+type SetResult struct {
+	Err error // *Invalid for a due time beyond MaxDelay; the rest is empty then
+	Rev int64
+	Due time.Time
+	Was State // of the life it replaced, "" when there was none
+}
+
+// Set stores timers of partition p, at most [MaxBatch], in their order. An
+// error is about all of them and matches [ErrUnavailable], [ErrOutOfMemory]
+// (nothing was stored) or [ErrUnconfirmed] (it may have been). It must not be
+// repeated blindly: a late repeat would raise a timer cancelled in between.
+func (s *Store) Set(ctx context.Context, p int, items []SetItem) ([]SetResult, error) {
+	keys := append(make([]string, 0, 3+2*len(items)), s.keys.Due(p), s.keys.Tried(p), s.keys.Rev(p))
+	args := append(make([]any, 0, 1+6*len(items)), MaxDelay.Milliseconds())
+	trigger, shadow := s.keys.TriggerPrefix(p), s.keys.ShadowPrefix(p)
+	for i := range items {
+		it := &items[i]
+		member := it.Member()
+		keys = append(keys, trigger+member, shadow+member)
+		kind, n := "at", it.At
+		if it.In >= 0 {
+			kind, n = "in", int64((it.In+time.Microsecond-1)/time.Microsecond)
+		}
+		args = append(args, member, kind, n, it.Payload, it.Headers, it.Schedule)
+	}
+	out, err := s.run(ctx, scriptSet, keys, args).Slice()
+	if err != nil {
+		return nil, writeError(err)
+	}
+	if len(out) != 1+len(items) {
+		return nil, fmt.Errorf("%w: set answered %d values for %d timers", ErrUnconfirmed, len(out), len(items))
+	}
+	results := make([]SetResult, len(items))
+	for i := range items {
+		v, _ := out[i+1].([]any)
+		if len(v) < 3 {
+			results[i].Err = &Invalid{What: "schedule", Value: items[i].Schedule, Rule: "out of range: at most 100 years ahead"}
+			continue
+		}
+		results[i] = SetResult{Rev: integer(v[0]), Due: time.UnixMilli(integer(v[1])), Was: State(text(v[2]))}
+	}
+	return results, nil
+}
+
+// CancelOutcome is what became of a cancel.
+type CancelOutcome int
+
+// The outcomes of a cancel.
+const (
+	CancelNotFound CancelOutcome = iota
+	// Cancelled: this life will never be delivered.
+	Cancelled
+	// CancelTooLate: it was or may be delivered; no further attempt is made.
+	CancelTooLate
+)
+
+// CancelResult is the outcome of a cancel and the rev of the life it met.
+type CancelResult struct {
+	Outcome CancelOutcome
+	Rev     int64
+}
+
+// Cancel cancels timers of partition p, at most [MaxBatch]. Errors are those
+// of [Store.Set], and like it, it must not be repeated blindly. The number is
+// how many inconsistent records it removed on the way.
+func (s *Store) Cancel(ctx context.Context, p int, refs []Ref) ([]CancelResult, int, error) {
+	keys, args := s.refKeys(p, refs), make([]any, 0, len(refs))
+	for _, r := range refs {
+		args = append(args, r.Member())
+	}
+	out, err := s.run(ctx, scriptCancel, keys, args).Slice()
+	if err != nil {
+		return nil, 0, writeError(err)
+	}
+	if len(out) != 1+len(refs) {
+		return nil, 0, fmt.Errorf("%w: cancel answered %d values for %d timers", ErrUnconfirmed, len(out), len(refs))
+	}
+	results := make([]CancelResult, len(refs))
+	for i := range refs {
+		if v, _ := out[i+1].([]any); len(v) == 2 {
+			results[i] = CancelResult{Outcome: CancelOutcome(integer(v[0])), Rev: integer(v[1])}
+		}
+	}
+	return results, int(integer(out[0])), nil
+}
+
+// Get reads timers; the ones that do not exist are nil.
+func (s *Store) Get(ctx context.Context, refs []Ref) ([]*Timer, error) {
+	cmds := make([]*redis.SliceCmd, len(refs))
+	_, err := s.rdb.Pipelined(ctx, func(p redis.Pipeliner) error {
+		for i, r := range refs {
+			cmds[i] = p.HMGet(ctx, s.keys.Shadow(r), "p", "h", "d", "r", "s", "a", "k", "u", "c")
+		}
+		return nil
+	})
+	if err != nil && !replyIs(err, "WRONGTYPE") {
+		return nil, fmt.Errorf("%w: %w", ErrUnavailable, err)
+	}
+	out := make([]*Timer, len(refs))
+	for i, cmd := range cmds {
+		v := cmd.Val()
+		if cmd.Err() != nil || len(v) < 9 || v[0] == nil || v[2] == nil || v[3] == nil {
+			continue
+		}
+		t := &Timer{
+			Ref:      refs[i],
+			Payload:  []byte(text(v[0])),
+			Headers:  []byte(text(v[1])),
+			Due:      time.UnixMilli(integer(v[2])),
+			Rev:      integer(v[3]),
+			Schedule: text(v[4]),
+			Attempts: int(integer(v[5])),
+			State:    Scheduled,
+		}
+		if v[6] != nil || v[7] != nil {
+			t.State = Firing
+		}
+		if v[8] != nil {
+			t.Fired = time.UnixMilli(integer(v[8]))
+		}
+		out[i] = t
+	}
+	return out, nil
+}
+
+// Claim is a timer that was claimed: nobody else fires it before the lease
+// is over.
+type Claim struct {
+	Ref
+	Rev     int64
+	Due     time.Time
+	Attempt int       // 1 for the first of this life
+	Unsure  bool      // an earlier attempt of this life may have been delivered
+	Fired   time.Time // when it was claimed, on Redis's clock
+	Token   string
+	Headers []byte
+	Payload []byte
+}
+
+// ClaimResult is the outcome of [Store.Claim].
+type ClaimResult struct {
+	Now      time.Time // Redis's clock
+	Claims   []Claim
+	Later    []Ref // due, but beyond the bytes that were allowed
+	Repaired int   // inconsistent records mended or removed
+}
+
+// Claim claims those of the timers of partition p, at most [MaxBatch], that
+// need attention now, until about maxBytes of payload are handed out (at
+// least one timer is). Repeating it with the same token gives the same claims.
+func (s *Store) Claim(ctx context.Context, p int, lease time.Duration, token string, maxBytes int, refs []Ref) (ClaimResult, error) {
+	keys := s.refKeys(p, refs)
+	args := append(make([]any, 0, 3+len(refs)), lease.Milliseconds(), token, max(maxBytes, 1))
+	for _, r := range refs {
+		args = append(args, r.Member())
+	}
+	out, err := s.run(ctx, scriptClaim, keys, args).Slice()
+	if err != nil {
+		return ClaimResult{}, writeError(err)
+	}
+	if len(out) != 2+len(refs) {
+		return ClaimResult{}, fmt.Errorf("%w: claim answered %d values for %d timers", ErrUnconfirmed, len(out), len(refs))
+	}
+	res := ClaimResult{Now: time.UnixMicro(integer(out[0])), Repaired: int(integer(out[1]))}
+	for i, r := range refs {
+		v, ok := out[i+2].([]any)
+		if !ok {
+			if integer(out[i+2]) == 1 {
+				res.Later = append(res.Later, r)
+			}
+			continue
+		}
+		if len(v) < 7 {
+			continue
+		}
+		res.Claims = append(res.Claims, Claim{
+			Ref: r, Token: token,
+			Rev: integer(v[0]), Due: time.UnixMilli(integer(v[1])), Attempt: int(integer(v[2])),
+			Unsure: integer(v[3]) == 1, Fired: time.UnixMilli(integer(v[4])),
+			Payload: []byte(text(v[5])), Headers: []byte(text(v[6])),
+		})
+	}
+	return res, nil
+}
+
+// Ack removes claimed timers of partition p, at most [MaxBatch], whose
+// delivery was confirmed. Claims that are held no more are left alone. Safe to
+// repeat.
+func (s *Store) Ack(ctx context.Context, p int, claims []*Claim) error {
+	keys := append(make([]string, 0, 2+len(claims)), s.keys.Due(p), s.keys.Tried(p))
+	args := make([]any, 0, 3*len(claims))
+	shadow := s.keys.ShadowPrefix(p)
+	for _, c := range claims {
+		member := c.Member()
+		keys = append(keys, shadow+member)
+		args = append(args, member, c.Rev, c.Token)
+	}
+	return writeError(s.run(ctx, scriptAck, keys, args).Err())
+}
+
+// Release is a claim that is given back.
+type Release struct {
+	*Claim
+	Unknown bool          // the attempt may have been delivered
+	After   time.Duration // until the next attempt, in whole milliseconds
+}
+
+// Release gives claims of partition p back, at most [MaxBatch]. Claims that
+// are held no more are left alone. Safe to repeat.
+func (s *Store) Release(ctx context.Context, p int, releases []Release) error {
+	keys := append(make([]string, 0, 2+2*len(releases)), s.keys.Due(p), s.keys.Tried(p))
+	args := make([]any, 0, 5*len(releases))
+	trigger, shadow := s.keys.TriggerPrefix(p), s.keys.ShadowPrefix(p)
+	for _, r := range releases {
+		member, outcome := r.Member(), "refused"
+		if r.Unknown {
+			outcome = "unknown"
+		}
+		keys = append(keys, trigger+member, shadow+member)
+		args = append(args, member, r.Rev, r.Token, outcome, r.After.Milliseconds())
+	}
+	return writeError(s.run(ctx, scriptRelease, keys, args).Err())
+}
+
+// DueScan is what a partition's backup set says of now.
+type DueScan struct {
+	Now     time.Time // Redis's clock, microseconds
+	Next    time.Time // the first score in the future; zero when there is none
+	Waiting int       // triggers touched that are still there: in their very millisecond
+	Touched int       // due within the grace
+	Oldest  time.Time // the oldest of these; zero when there are none
+	Overdue []Ref     // due for longer than the grace, oldest first
+	Strange []string  // members that are no timer's name
+}
+
+// Due looks at the backup set of partition p and touches the triggers of up
+// to touch timers (at most 4,096) that became due within the grace; it names
+// up to overdue timers that are later than that.
+func (s *Store) Due(ctx context.Context, p int, grace time.Duration, touch, overdue int) (DueScan, error) {
+	out, err := s.run(ctx, scriptDue, []string{s.keys.Due(p)},
+		[]any{s.keys.TriggerPrefix(p), grace.Milliseconds(), touch, overdue}).Slice()
+	if err != nil {
+		return DueScan{}, err
+	}
+	if len(out) < 5 {
+		return DueScan{}, fmt.Errorf("due answered %d values", len(out))
+	}
+	d := DueScan{
+		Now:     time.UnixMicro(integer(out[0])),
+		Next:    milli(integer(out[1])),
+		Waiting: int(integer(out[2])),
+		Touched: int(integer(out[3])),
+		Oldest:  milli(integer(out[4])),
+	}
+	for _, m := range out[5:] {
+		if r, ok := ParseMember(text(m)); ok {
+			d.Overdue = append(d.Overdue, r)
+		} else {
+			d.Strange = append(d.Strange, text(m))
+		}
+	}
+	return d, nil
+}
+
+// Discard removes members of the backup set that are no timer's name: nothing
+// of ours writes such, and at the head of the set they would be met for ever.
+func (s *Store) Discard(ctx context.Context, p int, members []string) error {
+	list := make([]any, len(members))
+	for i, m := range members {
+		list[i] = m
+	}
+	return s.rdb.ZRem(ctx, s.keys.Due(p), list...).Err()
+}
+
+// Counts is what waits in all partitions.
+type Counts struct {
+	Now     time.Time // Redis's clock
+	Pending int64
+	Overdue int64
+	Next    time.Time // the first score in the future; zero when there is none
+}
+
+// Count counts what waits.
+func (s *Store) Count(ctx context.Context) (Counts, error) {
+	var c Counts
+	for p := range s.keys.Partitions() {
+		out, err := s.run(ctx, scriptStatus, []string{s.keys.Due(p)}, nil).Slice()
+		if err != nil {
+			return Counts{}, err
+		}
+		c.Now = time.UnixMicro(integer(out[0]))
+		c.Pending += integer(out[1])
+		c.Overdue += integer(out[2])
+		if next := milli(integer(out[3])); c.Next.IsZero() || !next.IsZero() && next.Before(c.Next) {
+			c.Next = next
+		}
+	}
+	return c, nil
+}
+
+// Cursor is a place in a listing: after this timer. The zero value is the
+// beginning.
+type Cursor struct {
+	Due    int64 // ms
+	Member string
+}
+
+func (c Cursor) compare(d Cursor) int {
+	if c.Due != d.Due {
+		return int(max(-1, min(1, c.Due-d.Due)))
+	}
+	return strings.Compare(c.Member, d.Member)
+}
+
+// scanBudget is how many members of a partition one page looks at, so that a
+// topic with few timers among many costs no more than others per page.
+const scanBudget = 4000
+
+// List gives up to limit timers after the cursor, soonest due first, of the
+// topic and everything below it ("" for all), without payload and headers.
+// The second result is where to go on; more is false when nothing is beyond.
+func (s *Store) List(ctx context.Context, topic string, after Cursor, limit int) (page []Timer, end Cursor, more bool, err error) {
+	from := ""
+	if after != (Cursor{}) {
+		from = strconv.FormatInt(after.Due, 10)
+	}
+	end = Cursor{Due: math.MaxInt64}
+	type placed struct {
+		Timer
+		at Cursor
+	}
+	var all []placed
+	for p := range s.keys.Partitions() {
+		out, err := s.run(ctx, scriptList, []string{s.keys.Due(p), s.keys.Tried(p)},
+			[]any{s.keys.ShadowPrefix(p), topic, from, after.Member, limit, scanBudget}).Slice()
+		if err != nil {
+			return nil, Cursor{}, false, fmt.Errorf("%w: %w", ErrUnavailable, err)
+		}
+		for v := out[2:]; len(v) >= 5; v = v[5:] {
+			r, ok := ParseMember(text(v[1]))
+			if !ok {
+				continue
+			}
+			t := Timer{Ref: r, Due: time.UnixMilli(integer(v[0])), Rev: integer(v[2]), Attempts: int(integer(v[3])), State: Scheduled}
+			if integer(v[4]) == 1 {
+				t.State = Firing
+			}
+			all = append(all, placed{t, Cursor{integer(v[0]), text(v[1])}})
+		}
+		if integer(out[0]) >= 0 {
+			more = true
+			// Beyond the shortest reach another partition may have sooner ones.
+			if c := (Cursor{integer(out[0]), text(out[1])}); c.compare(end) < 0 {
+				end = c
+			}
+		}
+	}
+	slices.SortFunc(all, func(a, b placed) int { return a.at.compare(b.at) })
+	for i, t := range all {
+		if t.at.compare(end) > 0 {
+			break
+		}
+		if len(page) == limit {
+			return page, all[i-1].at, true, nil
+		}
+		page = append(page, t.Timer)
+	}
+	return page, end, more, nil
+}
+
+func (s *Store) refKeys(p int, refs []Ref) []string {
+	keys := append(make([]string, 0, 2+2*len(refs)), s.keys.Due(p), s.keys.Tried(p))
+	trigger, shadow := s.keys.TriggerPrefix(p), s.keys.ShadowPrefix(p)
+	for _, r := range refs {
+		member := r.Member()
+		keys = append(keys, trigger+member, shadow+member)
+	}
+	return keys
+}
+
+// milli is a time of Unix milliseconds, zero for a negative number.
+func milli(ms int64) time.Time {
+	if ms < 0 {
+		return time.Time{}
+	}
+	return time.UnixMilli(ms)
+}
+
+// integer and text read a value of a script's reply or of a hash; what is not
+// one is 0 or "", as a foreign hand may have written anything.
+func integer(v any) int64 {
+	switch v := v.(type) {
+	case int64:
+		return v
+	case string:
+		n, err := strconv.ParseInt(v, 10, 64)
+		if err != nil {
+			return 0
+		}
+		return n
+	}
+	return 0
+}
+
+func text(v any) string {
+	s, _ := v.(string)
+	return s
+}
