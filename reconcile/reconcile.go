@@ -1,0 +1,272 @@
+// Package reconcile makes timers fire on time and recovers the ones whose
+// event was lost.
+//
+// Redis expires a key when somebody looks at it, or when its sampler meets it,
+// and the event comes only then. So for each partition a [Loop] sleeps until
+// the next deadline of the backup set and then touches the trigger keys that
+// are due: Redis expires them in that very command and their events leave.
+// That is the nudge. What is still there after a grace is claimed directly:
+// its event was lost, or nobody listens.
+//
+// The loop keeps no record of what it nudged. Each pass looks at the head of
+// the backup set again, where a claim has moved what was heard out of the way;
+// the size of that look bounds the events that can be under way, and the cost
+// of a pass does not grow with the number of pending timers.
+//
+// notify is the other source of the same hints. The two do not know each
+// other; main hands one the other's wake-up.
+package reconcile
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/lapse-timers/lapse/timers"
+)
+
+// Store is what a Loop asks of the backup set.
+type Store interface {
+	Due(ctx context.Context, p int, grace time.Duration, touch, overdue int) (timers.DueScan, error)
+	Discard(ctx context.Context, p int, members []string) error
+}
+
+// Config tunes a [Loop].
+type Config struct {
+	Store      Store
+	Partitions int
+	Grace      time.Duration // how long an event may take before its timer is claimed directly
+
+	// Sweep claims overdue timers and starts their delivery; it may wait.
+	Sweep func(ctx context.Context, p int, refs []timers.Ref) (claimed int, err error)
+	// Await returns once firing makes sense: nothing is nudged while it waits.
+	Await func(ctx context.Context) error
+	// Deaf says that no events come, so that waiting for them is no use.
+	Deaf func() bool
+	// Missed is told how many timers had to be claimed for want of an event,
+	// while events should come. It must not block.
+	Missed func(n int)
+
+	Logger *slog.Logger
+}
+
+const (
+	// touchBatch bounds the nudges that are not answered yet, and with them
+	// what Redis must buffer for a subscriber: 2,048 names of at most 500 bytes
+	// are 1 MB, the shipped limit is 32 MB.
+	touchBatch = 2048
+	// sweepBatch is how many overdue timers are claimed at a time.
+	sweepBatch = 256
+	// lookAtLeast is the longest sleep: what another instance has set, or a
+	// foreign hand has moved, is seen by then.
+	lookAtLeast = time.Second
+	// again is when to look once more at a trigger that was touched in its very
+	// millisecond, and at a head that was too long for one look.
+	again = time.Millisecond
+)
+
+// Loop nudges and recovers. Make it with [New], run it with [Loop.Run].
+type Loop struct {
+	cfg   Config
+	parts []*part
+	stats Stats
+}
+
+// Stats are totals since the start; read them with Load.
+type Stats struct {
+	Passes    atomic.Int64 // looks at a backup set
+	Touched   atomic.Int64 // triggers touched, those of an earlier pass again
+	Recovered atomic.Int64 // timers claimed for want of an event
+	Failures  atomic.Int64 // passes that Redis did not answer
+	Discarded atomic.Int64 // members that were no timer's name
+}
+
+// part is one partition. plan is written by its nudging goroutine and read by
+// WakeBefore.
+type part struct {
+	p       int
+	wake    chan struct{}    // one slot
+	overdue chan []timers.Ref // one slot, taken by the sweeping goroutine
+	more    chan struct{}    // one slot: the sweeping goroutine is done, look again
+	plan    atomic.Int64     // when it means to look next, ms on Redis's clock; 0: it is looking
+}
+
+// New makes a loop; nothing happens before Run.
+func New(cfg Config) *Loop {
+	if cfg.Logger == nil {
+		cfg.Logger = slog.New(slog.DiscardHandler)
+	}
+	l := &Loop{cfg: cfg}
+	for p := range cfg.Partitions {
+		l.parts = append(l.parts, &part{
+			p:       p,
+			wake:    make(chan struct{}, 1),
+			overdue: make(chan []timers.Ref, 1),
+			more:    make(chan struct{}, 1),
+		})
+	}
+	return l
+}
+
+// Stats are the totals so far.
+func (l *Loop) Stats() *Stats { return &l.stats }
+
+// Wake makes every partition look now: events may have been lost. It never
+// blocks.
+func (l *Loop) Wake() {
+	for _, p := range l.parts {
+		signal(p.wake)
+	}
+}
+
+// WakeBefore makes partition p look again if due is earlier than it means to:
+// a timer was set that is now the first. It never blocks.
+func (l *Loop) WakeBefore(p int, due time.Time) {
+	part := l.parts[p]
+	if plan := part.plan.Load(); plan == 0 || due.UnixMilli() < plan {
+		signal(part.wake)
+	}
+}
+
+// Run nudges and recovers until ctx ends. It returns nil then.
+func (l *Loop) Run(ctx context.Context) error {
+	var wg sync.WaitGroup
+	for _, p := range l.parts {
+		wg.Go(func() { l.nudge(ctx, p) })
+		wg.Go(func() { l.sweep(ctx, p) })
+	}
+	wg.Wait()
+	return nil
+}
+
+// nudge is the loop of one partition.
+func (l *Loop) nudge(ctx context.Context, p *part) {
+	timer := time.NewTimer(0)
+	defer timer.Stop()
+	pause := time.Duration(0) // after failures
+	for {
+		if l.cfg.Await(ctx) != nil {
+			return
+		}
+		p.plan.Store(0)
+		sleep, err := l.pass(ctx, p)
+		switch {
+		case ctx.Err() != nil:
+			return
+		case err != nil:
+			l.stats.Failures.Add(1)
+			if pause == 0 {
+				l.cfg.Logger.Warn("cannot look at the backup set, trying again", "partition", p.p, "error", err)
+			}
+			pause = min(max(2*pause, 20*time.Millisecond), lookAtLeast)
+			sleep = pause
+		case pause != 0:
+			l.cfg.Logger.Info("the backup set answers again", "partition", p.p)
+			pause = 0
+		}
+		timer.Reset(sleep)
+		select {
+		case <-ctx.Done():
+			return
+		case <-timer.C:
+		case <-p.wake:
+		case <-p.more:
+		}
+	}
+}
+
+// pass looks once and says how long to sleep.
+func (l *Loop) pass(ctx context.Context, p *part) (time.Duration, error) {
+	grace := l.cfg.Grace
+	deaf := l.cfg.Deaf()
+	if deaf {
+		// Everything due is overdue: nobody will say so.
+		grace = 0
+	}
+	scan, err := l.cfg.Store.Due(ctx, p.p, grace, touchBatch, sweepBatch)
+	if err != nil {
+		return 0, err
+	}
+	got := time.Now()
+	l.stats.Passes.Add(1)
+	l.stats.Touched.Add(int64(scan.Touched))
+	if len(scan.Strange) > 0 {
+		l.stats.Discarded.Add(int64(len(scan.Strange)))
+		l.cfg.Logger.Warn("removing members of the backup set that are no timers", "partition", p.p, "count", len(scan.Strange))
+		if err := l.cfg.Store.Discard(ctx, p.p, scan.Strange); err != nil {
+			return 0, err
+		}
+	}
+	if len(scan.Overdue) > 0 {
+		select {
+		case p.overdue <- scan.Overdue:
+			if !deaf {
+				l.cfg.Missed(len(scan.Overdue))
+			}
+		default: // the sweeping goroutine is still at earlier ones, and will ask for more
+		}
+	}
+
+	// Everything below is on Redis's clock, which only Redis reads; the time
+	// since its answer is the one thing measured here.
+	wake := scan.Now.Add(lookAtLeast)
+	earlier := func(t time.Time) {
+		if t.Before(wake) {
+			wake = t
+		}
+	}
+	if !scan.Next.IsZero() {
+		// A key expires when now is strictly past its time. A deaf instance
+		// claims, which may be in that very millisecond.
+		if deaf {
+			earlier(scan.Next)
+		} else {
+			earlier(scan.Next.Add(time.Millisecond))
+		}
+	}
+	if !scan.Oldest.IsZero() {
+		earlier(scan.Oldest.Add(grace + time.Millisecond))
+	}
+	if scan.Waiting > 0 || scan.Touched == touchBatch {
+		earlier(scan.Now.Add(again))
+	}
+	p.plan.Store(wake.UnixMilli())
+	return max(wake.Sub(scan.Now)-time.Since(got), 0), nil
+}
+
+// sweep claims what pass found overdue, apart from the nudging, which must not
+// wait while NATS is slow.
+func (l *Loop) sweep(ctx context.Context, p *part) {
+	for {
+		var refs []timers.Ref
+		select {
+		case <-ctx.Done():
+			return
+		case refs = <-p.overdue:
+		}
+		claimed, err := l.cfg.Sweep(ctx, p.p, refs)
+		l.stats.Recovered.Add(int64(claimed))
+		switch {
+		case ctx.Err() != nil:
+			return
+		case err != nil:
+			if !errors.Is(err, timers.ErrUnavailable) {
+				l.cfg.Logger.Debug("could not claim overdue timers", "partition", p.p, "error", err)
+			}
+			// The next look comes by itself: nothing is gained by haste.
+		case claimed > 0:
+			signal(p.more)
+		}
+	}
+}
+
+// signal fills a one-slot channel.
+func signal(c chan struct{}) {
+	select {
+	case c <- struct{}{}:
+	default:
+	}
+}
