@@ -110,11 +110,13 @@ func (p *process) Stop() {
 	p.end(syscall.SIGTERM)
 }
 
-// Pause stops the server with SIGSTOP: connections stay open, nothing answers.
+// Pause stops the server with SIGSTOP and waits until all of it stands still:
+// connections stay open, nothing answers.
 func (p *process) Pause() {
 	p.t.Helper()
 	p.signal(syscall.SIGSTOP)
 	p.paused = true
+	Eventually(p.t, patience, p.name+" is paused", func() bool { return !p.running() || isStopped(p.Pid()) })
 }
 
 // Resume continues a paused server; without a pause it does nothing.

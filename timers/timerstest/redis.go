@@ -131,7 +131,7 @@ func (s *RedisServer) Client() *redis.Client {
 }
 
 func (s *RedisServer) options() *redis.Options {
-	o := &redis.Options{Network: "tcp", Addr: s.Addr(), MaxRetries: -1, ContextTimeoutEnabled: true}
+	o := &redis.Options{Network: "tcp", Addr: s.Addr(), MaxRetries: -1, DialerRetries: 1, ContextTimeoutEnabled: true}
 	if s.socket != "" {
 		o.Network = "unix"
 	}
