@@ -1,0 +1,237 @@
+package notify
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+)
+
+var (
+	errSilent = errors.New("Redis did not answer a ping")
+	errAnswer = errors.New("Redis did not confirm the subscription")
+)
+
+// session subscribes and listens until the first error, or until ctx ends. It
+// returns how long the subscription was in force.
+func (l *Listener) session(ctx context.Context) (time.Duration, error) {
+	ctx, cancel := context.WithCancel(ctx)
+	lk := newLink(ctx, l.cfg.Client.Options(), l.pace)
+	var ended sync.WaitGroup
+	defer lk.discard()
+	defer ended.Wait()
+	defer cancel()
+
+	// Reads of go-redis notice a deadline but not a cancelled context: only
+	// closing the sockets under them ends them at once.
+	ended.Go(func() {
+		<-ctx.Done()
+		lk.cut()
+	})
+
+	sub, err := l.subscribe(ctx, lk)
+	if err != nil {
+		return 0, err
+	}
+	defer func() { _ = sub.Close() }() // its socket may be gone already
+	began := time.Now()
+
+	alive := make(chan struct{}, 1) // something was received
+	broken := make(chan error, 1)
+	ended.Go(func() { broken <- l.receive(ctx, sub, alive) })
+
+	err = l.keep(ctx, lk, sub, alive, broken)
+	return time.Since(began), err
+}
+
+// subscribe returns a confirmed subscription.
+func (l *Listener) subscribe(ctx context.Context, lk *link) (*redis.PubSub, error) {
+	within, cancel := context.WithTimeout(ctx, l.pace.connect)
+	defer cancel()
+	sub := lk.client.Subscribe(within) // without a channel it does nothing yet
+	err := sub.Subscribe(within, l.channel)
+	if err == nil {
+		err = l.confirmed(onlyOnce(ctx), sub)
+	}
+	if err != nil {
+		_ = sub.Close() // err says more
+		return nil, err
+	}
+	return sub, nil
+}
+
+func (l *Listener) confirmed(ctx context.Context, sub *redis.PubSub) error {
+	got, err := sub.ReceiveTimeout(ctx, l.pace.connect)
+	if err != nil {
+		return err
+	}
+	if s, ok := got.(*redis.Subscription); !ok || s.Kind != "subscribe" || s.Channel != l.channel {
+		return errAnswer
+	}
+	return nil
+}
+
+// receive hands on what comes, until the connection breaks. It has no
+// deadline of its own: one that struck in the middle of a message would leave
+// the rest to be read as something else. keep judges the silence.
+func (l *Listener) receive(ctx context.Context, sub *redis.PubSub, alive chan<- struct{}) error {
+	ctx = onlyOnce(ctx)
+	for {
+		got, err := sub.Receive(ctx)
+		var reply redis.Error
+		switch {
+		case errors.As(err, &reply):
+			// The subscription is confirmed, so this answers a ping that an
+			// ACL refuses, which is a sign of life like any other.
+		case err != nil:
+			return err
+		default:
+			switch got := got.(type) {
+			case *redis.Message:
+				l.heard(got.Payload)
+			case *redis.Subscription:
+				// Nobody here asks for a second one, nor gives one up.
+				return fmt.Errorf("unexpected %s of %q", got.Kind, got.Channel)
+			}
+		}
+		select {
+		case alive <- struct{}{}:
+		default:
+		}
+	}
+}
+
+// keep looks at the flags and pings, until the session is over.
+func (l *Listener) keep(ctx context.Context, lk *link, sub *redis.PubSub, alive <-chan struct{}, broken <-chan error) error {
+	f, err := l.looked(ctx, lk)
+	if err != nil {
+		return err
+	}
+	l.setUp(f)
+	if l.subscribed {
+		l.resubscribed.Add(1)
+	}
+	l.subscribed = true
+	l.gap()
+
+	ping := time.NewTicker(l.pace.ping)
+	defer ping.Stop()
+	look := time.NewTicker(l.pace.look)
+	defer look.Stop()
+	pong := time.NewTimer(l.pace.pong)
+	defer pong.Stop()
+	pong.Stop()
+	waiting := false // for the answer to a ping
+	quiet := time.NewTimer(0)
+	defer quiet.Stop()
+	check := l.check
+	heard, silent := l.events.Load(), 0
+
+	for {
+		doPing, doLook := false, false
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case err := <-broken:
+			return err
+		case <-alive:
+			waiting = false
+			pong.Stop()
+		case <-pong.C:
+			return errSilent
+		case <-ping.C:
+			doPing = true
+		case <-look.C:
+			doLook = true
+		case <-quiet.C:
+			check = l.check
+		case <-check:
+			// A reconciler in trouble asks at each pass; the answer does not
+			// change that fast, and a look costs Redis two commands.
+			check = nil
+			quiet.Reset(l.pace.checked)
+			doPing = true
+			// Where Redis hides the flags, asking for them more often than
+			// the ticker does only fills its ACL log.
+			doLook = l.flagState() != flagsUnknown
+			if n := l.events.Load(); n != heard {
+				heard, silent = n, 0
+			} else if silent++; silent == silentChecks {
+				l.setProven(false)
+			}
+		}
+		if doPing && !waiting {
+			select {
+			case <-alive: // was before the ping and says nothing about now
+			default:
+			}
+			if err := sub.Ping(onlyOnce(ctx)); err != nil {
+				return err
+			}
+			waiting = true
+			pong.Reset(l.pace.pong)
+		}
+		if doLook {
+			f, err := l.looked(ctx, lk)
+			if err != nil {
+				return err
+			}
+			if l.setFlags(f) {
+				l.gap()
+			}
+		}
+	}
+}
+
+// looked looks at the flags and counts what had to be added.
+func (l *Listener) looked(ctx context.Context, lk *link) (flags, error) {
+	f, err := look(ctx, lk.client, l.cfg.Configure)
+	if err == nil && f.added != "" {
+		l.repairs.Add(1)
+		// Somebody who clears them again and again must not fill the log.
+		if now := time.Now(); now.Sub(l.repaired) >= l.pace.loud {
+			l.repaired = now
+			l.log.Warn("added missing notification flags", "added", f.added, "repairs", l.repairs.Load())
+		}
+	}
+	return f, err
+}
+
+func (l *Listener) flagState() flagState {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.flags.state
+}
+
+// kind tells apart what an operator would mend differently. The texts will not
+// do: those of the network hold port numbers, which are new at each attempt.
+func kind(err error) string {
+	var reply redis.Error
+	switch {
+	case errors.As(err, &reply):
+		word, _, _ := strings.Cut(reply.Error(), " ")
+		return word
+	case errors.Is(err, errReplica):
+		return "replica"
+	}
+	return "network"
+}
+
+// explain puts an error that ended or prevented a session into words for the
+// operator, with what mends it where that is known.
+func (l *Listener) explain(err error) string {
+	var reply redis.Error
+	if errors.As(err, &reply) && strings.HasPrefix(reply.Error(), "NOPERM") {
+		user := l.cfg.Client.Options().Username
+		if user == "" {
+			user = "default"
+		}
+		return fmt.Sprintf("the ACL of Redis user %q does not allow to subscribe to %s (%v); allow it: ACL SETUSER %s +subscribe +ping &%s",
+			user, l.channel, err, user, l.channel)
+	}
+	return fmt.Sprintf("not subscribed to %s: %v", l.channel, err)
+}
