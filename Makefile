@@ -1,0 +1,45 @@
+# Works with GNU make 3.81, which macOS has.
+VERSION   := $(shell git describe --tags --always --dirty 2>/dev/null || echo dev)
+RACE      ?= -race
+TESTFLAGS ?= -timeout 8m
+
+.PHONY: help build run demo test setup fmt clean
+
+help:
+	@echo "make run     build Lapse and run it with its own Redis and NATS"
+	@echo "make demo    show the main job in about ten seconds"
+	@echo "make test    run all tests, with the race detector"
+	@echo "make build   bin/lapse"
+	@echo "make setup   install what run and demo need; the targets above do it too"
+	@echo "make fmt     format the Go code"
+	@echo "make clean   remove what was built; the data in lapse-data stays"
+
+# -buildvcs=false: the version is given, and git may refuse a checkout that
+# belongs to another user.
+build:
+	@./.ci/setup.sh go
+	go build -buildvcs=false -ldflags '-X main.version=$(VERSION)' -o bin/lapse .
+
+run: setup build
+	bin/lapse serve
+
+demo: setup build
+	bin/lapse demo
+
+setup:
+	@./.ci/setup.sh run
+
+# One package at a time, after everything is compiled: the tests measure how
+# late timers fire, and a compiler beside them would be what they measure.
+# Uncached, since they depend on the redis-server that is installed.
+test:
+	@./.ci/setup.sh test
+	go vet ./...
+	CGO_ENABLED=1 go build -buildvcs=false $(RACE) ./...
+	CGO_ENABLED=1 go test $(RACE) -count=1 -p 1 $(TESTFLAGS) ./...
+
+fmt:
+	gofmt -w $$(git ls-files -co --exclude-standard '*.go')
+
+clean:
+	rm -rf bin
