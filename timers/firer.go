@@ -46,7 +46,8 @@ type Delivery struct {
 type Publisher interface {
 	// Publish starts the delivery of a claim, and calls done exactly once, on
 	// any goroutine and within a bounded time. It must not repeat by itself.
-	// It may keep the claim until then.
+	// It may keep the claim until then. A claim past its PublishBy is refused
+	// with ErrStale.
 	Publish(c *Claim, source Source, done func(Delivery))
 	// Await returns nil once publishing makes sense, or the context's error.
 	// It returns at once in steady state.
@@ -284,14 +285,8 @@ func (f *Firer) claim(ctx context.Context, p int, refs []Ref, source Source) (in
 		reserved--
 		r := result{claim: c, source: source, weight: weight, sent: sent}
 		f.inFlight.Add(1)
+		c.PublishBy = sent.Add(f.cfg.Lease / 2)
 		late := res.Now.Sub(c.Due)
-		if time.Since(sent) > f.cfg.Lease/2 {
-			// Another may hold it by the time this one arrived.
-			f.stats.Stale.Add(1)
-			r.Delivery = Delivery{Outcome: Refused, Err: errStale}
-			f.results <- r
-			continue
-		}
 		f.pub.Publish(c, source, func(d Delivery) {
 			r.Delivery = d
 			r.lag = late + time.Since(got)
@@ -304,7 +299,8 @@ func (f *Firer) claim(ctx context.Context, p int, refs []Ref, source Source) (in
 	return len(res.Claims), nil
 }
 
-var errStale = errors.New("half the lease was over before it could be published")
+// ErrStale is why a claim was not published after its PublishBy.
+var ErrStale = errors.New("half the lease was over before it could be published")
 
 // claimOnce sends the claim, and sends it again with the same token when the
 // reply was lost: what the first one claimed is answered again.
@@ -414,6 +410,9 @@ func (f *Firer) count(r *result) {
 		f.lag.add(r.lag)
 	case Refused:
 		f.stats.Refused.Add(1)
+		if errors.Is(r.Err, ErrStale) {
+			f.stats.Stale.Add(1)
+		}
 	default:
 		f.stats.Unknown.Add(1)
 	}

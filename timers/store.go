@@ -229,6 +229,11 @@ type Claim struct {
 	Token   string
 	Headers []byte
 	Payload []byte
+
+	// PublishBy is when half the lease is over on this process's clock: what
+	// was not published by then must not be, for another may hold the claim.
+	// The Firer sets it.
+	PublishBy time.Time
 }
 
 // ClaimResult is the outcome of [Store.Claim].

@@ -1,0 +1,173 @@
+package service
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/url"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/nats-io/nats.go"
+)
+
+// ErrAuth is a refusal that waiting does not mend.
+var ErrAuth = errors.New("NATS refuses the credentials")
+
+// ConnConfig says how to reach NATS.
+type ConnConfig struct {
+	URL     string // several with commas
+	Creds   string // credentials file, or ""
+	Options []nats.Option
+	Logger  *slog.Logger
+}
+
+// Conn is a connection to NATS and who wants to hear what becomes of it.
+type Conn struct {
+	*nats.Conn
+
+	mu           sync.Mutex
+	disconnected []func()
+	reconnected  []func()
+	asyncError   []func(*nats.Subscription, error)
+}
+
+// Connect opens a connection that reconnects for ever. With publishing it
+// keeps no buffer while it is away: a publish then fails, definitely, where a
+// buffer would say yes and might drop it (ADR 6). It tries once; errors that
+// match [ErrAuth] are not worth another try. No error repeats a password.
+func Connect(cfg ConnConfig, name string, publishing bool) (*Conn, error) {
+	c := &Conn{}
+	opts := []nats.Option{
+		nats.Name(name),
+		nats.MaxReconnects(-1),
+		nats.ReconnectWait(100 * time.Millisecond),
+		nats.ReconnectJitter(100*time.Millisecond, 100*time.Millisecond),
+		nats.IgnoreAuthErrorAbort(),
+		nats.Timeout(2 * time.Second),
+		nats.PingInterval(5 * time.Second),
+		nats.MaxPingsOutstanding(2),
+		nats.DisconnectErrHandler(func(_ *nats.Conn, err error) { c.each(func() []func() { return c.disconnected }) }),
+		nats.ReconnectHandler(func(*nats.Conn) { c.each(func() []func() { return c.reconnected }) }),
+		nats.ErrorHandler(func(_ *nats.Conn, sub *nats.Subscription, err error) {
+			c.mu.Lock()
+			handlers := c.asyncError
+			c.mu.Unlock()
+			for _, h := range handlers {
+				h(sub, err)
+			}
+		}),
+	}
+	if publishing {
+		opts = append(opts, nats.ReconnectBufSize(-1))
+	}
+	if cfg.Creds != "" {
+		opts = append(opts, nats.UserCredentials(cfg.Creds))
+	}
+	opts = append(opts, cfg.Options...)
+	nc, err := nats.Connect(cfg.URL, opts...)
+	switch {
+	case err == nil:
+	case errors.Is(err, nats.ErrAuthorization), errors.Is(err, nats.ErrAuthExpired), errors.Is(err, nats.ErrAuthRevoked), errors.Is(err, nats.ErrAccountAuthExpired):
+		return nil, fmt.Errorf("%w at %s: %w", ErrAuth, Redact(cfg.URL), err)
+	default:
+		var ue *url.Error
+		if errors.As(err, &ue) {
+			err = ue.Err
+		}
+		return nil, fmt.Errorf("connecting to NATS at %s: %w", Redact(cfg.URL), err)
+	}
+	c.Conn = nc
+	return c, nil
+}
+
+// OnDisconnect, OnReconnect and OnError add handlers. They run one at a time
+// on a goroutine of the connection and must not wait for it.
+func (c *Conn) OnDisconnect(f func()) { c.add(&c.disconnected, f) }
+
+// OnReconnect: see [Conn.OnDisconnect].
+func (c *Conn) OnReconnect(f func()) { c.add(&c.reconnected, f) }
+
+// OnError hears errors that belong to no call, such as a refused publish.
+func (c *Conn) OnError(f func(*nats.Subscription, error)) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.asyncError = append(c.asyncError[:len(c.asyncError):len(c.asyncError)], f)
+}
+
+func (c *Conn) add(list *[]func(), f func()) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	*list = append((*list)[:len(*list):len(*list)], f)
+}
+
+func (c *Conn) each(list func() []func()) {
+	c.mu.Lock()
+	handlers := list()
+	c.mu.Unlock()
+	for _, h := range handlers {
+		h()
+	}
+}
+
+// Redact hides the user and password of NATS URLs.
+func Redact(urls string) string {
+	parts := strings.Split(urls, ",")
+	for i, p := range parts {
+		scheme, rest, ok := strings.Cut(p, "://")
+		if !ok {
+			scheme, rest = "", p
+		} else {
+			scheme += "://"
+		}
+		if at := strings.LastIndex(rest, "@"); at >= 0 {
+			rest = "***@" + rest[at+1:]
+		}
+		parts[i] = scheme + rest
+	}
+	return strings.Join(parts, ",")
+}
+
+// gate lets callers wait for a condition. The zero value is shut.
+type gate struct {
+	mu   sync.Mutex
+	open chan struct{} // closed while the gate is open; nil until first used
+	is   bool
+}
+
+func (g *gate) set(open bool) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.open == nil {
+		g.open = make(chan struct{})
+	}
+	if open == g.is {
+		return
+	}
+	g.is = open
+	if open {
+		close(g.open)
+	} else {
+		g.open = make(chan struct{})
+	}
+}
+
+func (g *gate) await(ctx context.Context) error {
+	g.mu.Lock()
+	if g.open == nil {
+		g.open = make(chan struct{})
+	}
+	open, is := g.open, g.is
+	g.mu.Unlock()
+	if is {
+		return ctx.Err()
+	}
+	select {
+	case <-open:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}

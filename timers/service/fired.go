@@ -1,0 +1,69 @@
+package service
+
+import (
+	"crypto/sha256"
+	"encoding/base64"
+	"encoding/binary"
+	"strconv"
+	"time"
+
+	"github.com/nats-io/nats.go"
+
+	"github.com/lapse-timers/lapse/timers"
+	"github.com/lapse-timers/lapse/timers/wire"
+)
+
+// msgIDLength is the length of a message id: 144 bits in base64.
+const msgIDLength = 24
+
+// msgID is the same for every attempt and every path of one fire of one life,
+// and another for every other: a stream stores the copies once as long as they
+// fall into its duplicate window, and never swallows an id that was set again.
+func msgID(prefix wire.Prefix, c *timers.Claim) string {
+	b := make([]byte, 0, 160)
+	for _, s := range [...]string{string(prefix), c.Topic, c.ID} {
+		b = binary.AppendUvarint(b, uint64(len(s)))
+		b = append(b, s...)
+	}
+	b = binary.BigEndian.AppendUint64(b, uint64(c.Rev))
+	b = binary.BigEndian.AppendUint64(b, uint64(c.Due.UnixMilli()))
+	sum := sha256.Sum256(b)
+	return base64.RawURLEncoding.EncodeToString(sum[:msgIDLength*6/8])
+}
+
+// firedMessage is what a claimed timer becomes on NATS. Headers that a foreign
+// hand has damaged are left out from the damage on: a timer without them is
+// worth more than none.
+func firedMessage(prefix wire.Prefix, c *timers.Claim, source timers.Source) *nats.Msg {
+	h := make(nats.Header, 12)
+	decodeHeaders(c.Headers, h)
+	h[wire.HeaderTopic] = []string{c.Topic}
+	h[wire.HeaderID] = []string{c.ID}
+	h[wire.HeaderRev] = []string{strconv.FormatInt(c.Rev, 10)}
+	h[wire.HeaderDue] = []string{wire.FormatTime(c.Due)}
+	h[wire.HeaderFired] = []string{wire.FormatTime(c.Fired)}
+	h[wire.HeaderAttempt] = []string{strconv.Itoa(c.Attempt)}
+	h[wire.HeaderSource] = []string{string(source)}
+	h[wire.HeaderMsgID] = []string{msgID(prefix, c)}
+	return &nats.Msg{Subject: prefix.Fired(c.Topic), Header: h, Data: c.Payload}
+}
+
+// getHeaders are the headers of the reply to a get.
+func getHeaders(t *timers.Timer) nats.Header {
+	h := make(nats.Header, 12)
+	decodeHeaders(t.Headers, h)
+	h.Set(wire.HeaderTopic, t.Topic)
+	h.Set(wire.HeaderID, t.ID)
+	h.Set(wire.HeaderRev, strconv.FormatInt(t.Rev, 10))
+	h.Set(wire.HeaderDue, wire.FormatTime(t.Due))
+	h.Set(wire.HeaderAttempt, strconv.Itoa(t.Attempts))
+	h.Set(wire.HeaderSchedule, t.Schedule)
+	h.Set(wire.HeaderState, string(t.State))
+	if !t.Fired.IsZero() {
+		h.Set(wire.HeaderFired, wire.FormatTime(t.Fired))
+	}
+	return h
+}
+
+// stale refuses a claim that came too late to be published.
+func stale(c *timers.Claim) bool { return !c.PublishBy.IsZero() && time.Now().After(c.PublishBy) }

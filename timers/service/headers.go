@@ -1,0 +1,133 @@
+package service
+
+import (
+	"encoding/binary"
+	"slices"
+	"strings"
+
+	"github.com/nats-io/nats.go"
+
+	"github.com/lapse-timers/lapse/timers/wire"
+)
+
+// clientHeaders takes from the headers of a set what is the client's own, and
+// refuses what must not be delivered (docs/protocol.md, "Headers on a set").
+// NATS headers are case-sensitive, so "timer-id" would be lost silently: the
+// reserved names are refused in any other spelling.
+func clientHeaders(h nats.Header) (nats.Header, *wire.Error) {
+	own := make(nats.Header, len(h))
+	for name, values := range h {
+		lower := strings.ToLower(name)
+		switch {
+		case name == wire.HeaderID, name == wire.HeaderSchedule, name == wire.HeaderTimeZone:
+			if len(values) > 1 {
+				return nil, wire.Errorf(wire.InvalidHeader, "header %s has %d values; want one", name, len(values))
+			}
+		case name == "Nats-Request-Info", strings.HasPrefix(name, "Nats-Trace-"):
+			// Added by NATS servers on the way, not by the client.
+		case name == "Status", name == "Description":
+			return nil, wire.Errorf(wire.InvalidHeader, "header %s is refused: NATS clients read it as a control message", name)
+		case strings.HasPrefix(lower, "timer-"):
+			return nil, wire.Errorf(wire.InvalidHeader, "header %+q is refused: of the Timer-* headers a set takes %s, %s and %s, in exactly this spelling", wire.Cut(name), wire.HeaderID, wire.HeaderSchedule, wire.HeaderTimeZone)
+		case strings.HasPrefix(lower, "nats-"):
+			return nil, wire.Errorf(wire.InvalidHeader, "header %+q is refused: Nats-* headers belong to NATS and would change what it does with the fired event", wire.Cut(name))
+		case !validHeaderName(name):
+			return nil, wire.Errorf(wire.InvalidHeader, "header name %+q: want printable ASCII without spaces and colons", wire.Cut(name))
+		default:
+			for _, v := range values {
+				if i := strings.IndexAny(v, "\r\n\x00"); i >= 0 {
+					return nil, wire.Errorf(wire.InvalidHeader, "header %s has a line break or NUL in its value %+q", name, wire.Cut(v))
+				}
+			}
+			own[name] = values
+		}
+	}
+	return own, nil
+}
+
+func validHeaderName(s string) bool {
+	for i := range len(s) {
+		if s[i] <= ' ' || s[i] > '~' || s[i] == ':' {
+			return false
+		}
+	}
+	return s != ""
+}
+
+// headerSize is the length of h on the wire, without the version line and the
+// final line break.
+func headerSize(h nats.Header) int {
+	n := 0
+	for name, values := range h {
+		for _, v := range values {
+			n += len(name) + len(": ") + len(v) + len("\r\n")
+		}
+	}
+	return n
+}
+
+// Most that Lapse adds to a message: the version line, the last line break,
+// and its own headers beside topic, id and schedule, at their longest.
+const ownHeaders = len("NATS/1.0\r\n\r\n") +
+	len("Timer-Topic: \r\nTimer-Id: \r\nTimer-Schedule: \r\n") +
+	len("Timer-Rev: 9223372036854775807\r\n") +
+	len("Timer-Due: 2006-01-02T15:04:05.000Z\r\n") +
+	len("Timer-Fired: 2006-01-02T15:04:05.000Z\r\n") +
+	len("Timer-Attempt: 9223372036854775807\r\n") +
+	len("Timer-Source: event\r\n") +
+	len("Timer-State: scheduled\r\n") +
+	len("Nats-Msg-Id: \r\n") + msgIDLength
+
+// deliveredSize bounds the size of the fired message and of the get reply.
+func deliveredSize(topic, id, schedule string, own nats.Header, payload []byte) int {
+	return ownHeaders + len(topic) + len(id) + len(schedule) + headerSize(own) + len(payload)
+}
+
+// encodeHeaders writes h for the shadow hash: name and value pairs in order of
+// names, each with its length before it, so that any byte may stand in them.
+func encodeHeaders(h nats.Header) []byte {
+	if len(h) == 0 {
+		return nil
+	}
+	names := make([]string, 0, len(h))
+	for name := range h {
+		names = append(names, name)
+	}
+	slices.Sort(names)
+	b := make([]byte, 0, headerSize(h))
+	for _, name := range names {
+		for _, v := range h[name] {
+			b = binary.AppendUvarint(b, uint64(len(name)))
+			b = append(b, name...)
+			b = binary.AppendUvarint(b, uint64(len(v)))
+			b = append(b, v...)
+		}
+	}
+	return b
+}
+
+// decodeHeaders adds to h what encodeHeaders wrote, and says whether all of it
+// could be read.
+func decodeHeaders(b []byte, h nats.Header) bool {
+	next := func() (string, bool) {
+		n, size := binary.Uvarint(b)
+		if size <= 0 || uint64(len(b)-size) < n {
+			return "", false
+		}
+		s := string(b[size : size+int(n)])
+		b = b[size+int(n):]
+		return s, true
+	}
+	for len(b) > 0 {
+		name, ok := next()
+		if !ok {
+			return false
+		}
+		value, ok := next()
+		if !ok {
+			return false
+		}
+		h[name] = append(h[name], value)
+	}
+	return true
+}

@@ -1,0 +1,415 @@
+package service
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"regexp"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/nats-io/nats.go"
+
+	"github.com/lapse-timers/lapse/timers"
+	"github.com/lapse-timers/lapse/timers/wire"
+)
+
+// AckWait is how long an acknowledgement may take, under the given lease,
+// before its attempt counts as unknown: 5 s, or a quarter of a short lease, so
+// that the outcome can be written while the claim still holds.
+func AckWait(lease time.Duration) time.Duration { return min(5*time.Second, lease/4) }
+
+// JetStream delivers with acknowledgement: a fire counts as delivered when the
+// stream that covers the fired subjects says that it stored it.
+//
+// The library's own asynchronous publish takes the first reply for the
+// acknowledgement, and a subscriber that answers fired events replies too; so
+// acknowledgements are told apart here.
+type JetStream struct {
+	nc     *Conn
+	prefix wire.Prefix
+	cfg    StreamConfig
+	logger *slog.Logger
+	wait   time.Duration // for an acknowledgement
+
+	gate   gate
+	inbox  string // with the last dot
+	sub    *nats.Subscription
+	stream atomic.Pointer[stream]
+	wake   chan struct{} // one slot: look at the connection and the stream
+
+	mu      sync.Mutex
+	next    uint64
+	pending map[uint64]*attempt
+	queue   []*attempt // oldest first; settled ones are skipped
+	health  wire.HealthPart
+	denied  deniedSubjects
+	strange atomic.Int64 // replies that were no acknowledgement of ours
+}
+
+type attempt struct {
+	id       uint64
+	subject  string
+	deadline time.Time
+	done     func(timers.Delivery) // nil once settled; guarded by JetStream.mu
+}
+
+// NewJetStream prepares delivery over nc, which must be a publishing
+// connection ([Connect]); wait is from [AckWait]. It looks for the stream, and makes it when there is
+// none; errors that match [ErrStream], [ErrNoJetStream] are final, others are
+// worth another try.
+func NewJetStream(ctx context.Context, nc *Conn, prefix wire.Prefix, cfg StreamConfig, wait time.Duration, logger *slog.Logger) (*JetStream, error) {
+	if on, level := nc.ConnectedServerJetStream(); !on && level == 0 && nc.ConnectedClusterName() == "" {
+		return nil, ErrNoJetStream
+	}
+	if err := CheckRequests(ctx, nc.Conn, prefix); err != nil {
+		return nil, err
+	}
+	s, err := findStream(ctx, nc.Conn, prefix, cfg)
+	if err != nil {
+		return nil, err
+	}
+	j := &JetStream{
+		nc:      nc,
+		prefix:  prefix,
+		cfg:     cfg,
+		logger:  logger,
+		wait:    wait,
+		inbox:   nc.NewInbox() + ".",
+		wake:    make(chan struct{}, 1),
+		pending: make(map[uint64]*attempt),
+		health:  wire.HealthPart{Status: wire.HealthOK},
+	}
+	j.stream.Store(&s)
+	// Acknowledgements cannot outnumber the attempts under way, which the Firer
+	// bounds; the library's default limits are far above that.
+	if j.sub, err = nc.Subscribe(j.inbox+"*", j.acknowledged); err != nil {
+		return nil, fmt.Errorf("subscribing to acknowledgements: %w", err)
+	}
+	nc.OnDisconnect(func() {
+		j.gate.set(false)
+		j.failAll(errors.New("the connection to NATS was cut"))
+	})
+	nc.OnReconnect(func() { j.look() })
+	nc.OnError(j.asyncError)
+	j.gate.set(true)
+	return j, nil
+}
+
+// Stream is the name of the stream that confirms.
+func (j *JetStream) Stream() string { return j.stream.Load().name }
+
+// Duplicates is the duplicate window of the stream.
+func (j *JetStream) Duplicates() time.Duration { return j.stream.Load().duplicates }
+
+// MaxSize is the largest message, with headers, that can be delivered now.
+func (j *JetStream) MaxSize() int {
+	size := int(j.nc.MaxPayload())
+	if s := j.stream.Load(); s.maxMsgSize > 0 {
+		size = min(size, s.maxMsgSize)
+	}
+	return size
+}
+
+// Await returns once publishing makes sense.
+func (j *JetStream) Await(ctx context.Context) error { return j.gate.await(ctx) }
+
+// Health is how delivery is.
+func (j *JetStream) Health() wire.HealthPart {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	if j.health.Status == wire.HealthOK {
+		return j.denied.health()
+	}
+	return j.health
+}
+
+// Publish starts the delivery of a claim.
+func (j *JetStream) Publish(c *timers.Claim, source timers.Source, done func(timers.Delivery)) {
+	if stale(c) {
+		done(timers.Delivery{Outcome: timers.Refused, Err: timers.ErrStale})
+		return
+	}
+	msg := firedMessage(j.prefix, c, source)
+	a := &attempt{subject: msg.Subject, deadline: time.Now().Add(j.wait), done: done}
+	j.mu.Lock()
+	j.next++
+	a.id = j.next
+	j.pending[a.id] = a
+	j.queue = append(j.queue, a)
+	j.mu.Unlock()
+
+	msg.Reply = j.inbox + strconv.FormatUint(a.id, 36)
+	if err := j.nc.PublishMsg(msg); err != nil {
+		outcome := timers.Unknown
+		if neverWritten(err) {
+			outcome = timers.Refused
+		}
+		j.settle(a, timers.Delivery{Outcome: outcome, Err: err})
+	}
+}
+
+// neverWritten recognises errors from before a byte left.
+func neverWritten(err error) bool {
+	for _, e := range []error{
+		nats.ErrReconnectBufExceeded, nats.ErrConnectionClosed, nats.ErrConnectionDraining, nats.ErrMaxPayload,
+		nats.ErrBadSubject, nats.ErrHeadersNotSupported, nats.ErrBadHeaderMsg, nats.ErrInvalidMsg,
+	} {
+		if errors.Is(err, e) {
+			return true
+		}
+	}
+	return false
+}
+
+// Run watches the attempts and the stream until ctx ends.
+func (j *JetStream) Run(ctx context.Context) error {
+	expire := time.NewTicker(j.wait / 20)
+	defer expire.Stop()
+	look := time.NewTicker(10 * time.Second)
+	defer look.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-expire.C:
+			if j.expire(time.Now()) > 0 {
+				j.logger.Warn("acknowledgements did not come in time", "stream", j.Stream(), "wait", j.wait)
+				// Nothing is gained by claiming more while NATS does not answer.
+				j.gate.set(false)
+				j.check(ctx)
+			}
+		case <-look.C:
+			j.check(ctx)
+		case <-j.wake:
+			j.check(ctx)
+		}
+	}
+}
+
+func (j *JetStream) look() {
+	select {
+	case j.wake <- struct{}{}:
+	default:
+	}
+}
+
+// check asks whether NATS answers and the stream stands, and opens the gate
+// when it does. A stream that was deleted is made again, as at the start.
+func (j *JetStream) check(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(ctx, 3*time.Second)
+	defer cancel()
+	if !j.nc.IsConnected() {
+		j.gate.set(false)
+		j.setHealth(wire.HealthDown, "NATS is not connected; it is tried again by itself")
+		return
+	}
+	s, err := findStream(ctx, j.nc.Conn, j.prefix, j.cfg)
+	if err != nil {
+		j.setHealth(wire.HealthDown, err.Error())
+		// The stream refuses by itself what it does not take, and each refused
+		// timer waits longer; only silence shuts the gate, until the next check.
+		if j.nc.FlushWithContext(ctx) != nil {
+			j.gate.set(false)
+			j.look()
+		} else {
+			j.gate.set(true)
+		}
+		return
+	}
+	if s.made {
+		j.logger.Warn("the stream was gone and has been made again", "stream", s.name)
+	}
+	j.stream.Store(&s)
+	j.setHealth(wire.HealthOK, "")
+	j.gate.set(true)
+}
+
+func (j *JetStream) setHealth(status, why string) {
+	j.mu.Lock()
+	changed := j.health.Status != status
+	j.health = wire.HealthPart{Status: status, Why: why}
+	j.mu.Unlock()
+	switch {
+	case !changed:
+	case status == wire.HealthOK:
+		j.logger.Info("the stream is back", "stream", j.Stream())
+	default:
+		j.logger.Warn("the stream does not take fired timers", "why", why)
+	}
+}
+
+// pubAck is the acknowledgement of JetStream
+// (https://docs.nats.io/reference/reference-protocols/nats_api_reference).
+type pubAck struct {
+	Stream    string `json:"stream"`
+	Seq       uint64 `json:"seq"`
+	Duplicate bool   `json:"duplicate"`
+	Error     *struct {
+		Code        int    `json:"code"`
+		ErrCode     int    `json:"err_code"`
+		Description string `json:"description"`
+	} `json:"error"`
+}
+
+// acknowledged handles whatever came to an acknowledgement inbox. What is not
+// an acknowledgement of our stream is somebody's answer to the event and is
+// passed over: the acknowledgement is still to come.
+func (j *JetStream) acknowledged(m *nats.Msg) {
+	id, err := strconv.ParseUint(strings.TrimPrefix(m.Subject, j.inbox), 36, 64)
+	if err != nil {
+		return
+	}
+	var d timers.Delivery
+	var ack pubAck
+	switch {
+	case len(m.Data) == 0 && m.Header.Get("Status") == "503":
+		// The server itself says that nobody took it.
+		d = timers.Delivery{Outcome: timers.Refused, Err: nats.ErrNoResponders}
+		j.look()
+	case json.Unmarshal(m.Data, &ack) != nil, ack.Stream != j.Stream():
+		j.strange.Add(1)
+		return
+	case ack.Error != nil && ack.Error.ErrCode != 0:
+		d = timers.Delivery{Outcome: timers.Refused, Err: fmt.Errorf("stream %s refuses: %s (%d)", ack.Stream, ack.Error.Description, ack.Error.ErrCode)}
+		j.refused(d.Err)
+	case ack.Seq > 0:
+		d = timers.Delivery{Outcome: timers.Delivered, Duplicate: ack.Duplicate}
+	default:
+		j.strange.Add(1)
+		return
+	}
+	j.mu.Lock()
+	a := j.pending[id]
+	j.mu.Unlock()
+	if a != nil {
+		j.settle(a, d)
+	}
+}
+
+// refused shows a refusal by the stream in the health until a check finds it
+// well; a full stream refuses again and shows again.
+func (j *JetStream) refused(err error) {
+	j.mu.Lock()
+	changed := j.health.Status == wire.HealthOK
+	j.health = wire.HealthPart{Status: wire.HealthDown, Why: err.Error()}
+	j.mu.Unlock()
+	if changed {
+		j.logger.Warn("the stream does not take fired timers", "why", err.Error())
+	}
+}
+
+// settle ends an attempt, once.
+func (j *JetStream) settle(a *attempt, d timers.Delivery) {
+	j.mu.Lock()
+	done := a.done
+	a.done = nil
+	delete(j.pending, a.id)
+	for len(j.queue) > 0 && j.queue[0].done == nil {
+		j.queue[0] = nil
+		j.queue = j.queue[1:]
+	}
+	j.mu.Unlock()
+	if done != nil {
+		done(d)
+	}
+}
+
+// expire ends the attempts whose acknowledgement did not come in time.
+func (j *JetStream) expire(now time.Time) int {
+	var late []*attempt
+	j.mu.Lock()
+	for _, a := range j.queue {
+		if a.deadline.After(now) {
+			break
+		}
+		if a.done != nil {
+			late = append(late, a)
+		}
+	}
+	j.mu.Unlock()
+	for _, a := range late {
+		j.settle(a, timers.Delivery{Outcome: timers.Unknown, Err: nats.ErrTimeout})
+	}
+	return len(late)
+}
+
+func (j *JetStream) failAll(err error) {
+	j.mu.Lock()
+	all := make([]*attempt, 0, len(j.pending))
+	for _, a := range j.pending {
+		all = append(all, a)
+	}
+	j.mu.Unlock()
+	for _, a := range all {
+		j.settle(a, timers.Delivery{Outcome: timers.Unknown, Err: err})
+	}
+}
+
+// asyncError hears that the server refused a publish. It says so once for each
+// message and in their order, so the oldest attempt on the subject is meant.
+func (j *JetStream) asyncError(_ *nats.Subscription, err error) {
+	subject, ok := deniedSubject(err)
+	if !ok {
+		return
+	}
+	j.mu.Lock()
+	first := j.denied.add(subject)
+	var denied *attempt
+	for _, a := range j.queue {
+		if a.done != nil && a.subject == subject {
+			denied = a
+			break
+		}
+	}
+	j.mu.Unlock()
+	if first {
+		j.logger.Error("NATS does not permit publishing fired timers; they are kept and tried again", "subject", subject)
+	}
+	if denied != nil {
+		j.settle(denied, timers.Delivery{Outcome: timers.Refused, Err: err})
+	}
+}
+
+var deniedPublish = regexp.MustCompile(`(?i)permissions violation for publish to "([^"]+)"`)
+
+func deniedSubject(err error) (string, bool) {
+	if !errors.Is(err, nats.ErrPermissionViolation) {
+		return "", false
+	}
+	m := deniedPublish.FindStringSubmatch(err.Error())
+	if m == nil {
+		return "", false
+	}
+	return m[1], true
+}
+
+// deniedSubjects remembers which subjects NATS refused lately. Its owner
+// guards it.
+type deniedSubjects struct {
+	at      time.Time
+	subject string
+}
+
+// deniedFor is how long a refused publish shows in the health. Back-off ends
+// at 30 s, so one that goes on shows all the time.
+const deniedFor = time.Minute
+
+func (d *deniedSubjects) add(subject string) (first bool) {
+	first = d.subject != subject || time.Since(d.at) > deniedFor
+	d.at, d.subject = time.Now(), subject
+	return first
+}
+
+func (d *deniedSubjects) health() wire.HealthPart {
+	if d.subject == "" || time.Since(d.at) > deniedFor {
+		return wire.HealthPart{Status: wire.HealthOK}
+	}
+	return wire.HealthPart{Status: wire.HealthDegraded,
+		Why: fmt.Sprintf("NATS does not permit publishing to %s; allow the user of Lapse to publish to it", d.subject)}
+}

@@ -1,0 +1,418 @@
+package service
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"regexp"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/micro"
+	"golang.org/x/sync/errgroup"
+
+	"github.com/lapse-timers/lapse/timers"
+	"github.com/lapse-timers/lapse/timers/wire"
+)
+
+// Config is what a [Service] is made of.
+type Config struct {
+	Conn     *Conn
+	Store    *timers.Store
+	Prefix   wire.Prefix
+	Version  string // any; made a semantic version for micro
+	Instance string // random, of this process
+
+	// RequestTimeout is how long a request may wait before Redis sees it; one
+	// that waited longer is not carried out.
+	RequestTimeout time.Duration
+	// MaxSize is the largest message, with headers, that can be delivered.
+	MaxSize func() int
+	// Scheduled is told of every timer that was set, so that the reconciler
+	// wakes for it. It must not block.
+	Scheduled func(partition int, due time.Time)
+	// Status answers status requests but for what the service knows itself.
+	Status func(ctx context.Context) (wire.StatusReply, error)
+
+	Logger *slog.Logger
+}
+
+// Service answers requests.
+type Service struct {
+	cfg Config
+	svc micro.Service
+
+	sets    *batcher[setRequest]
+	cancels *batcher[refRequest]
+	gets    *batcher[refRequest]
+	reads   *batcher[readRequest]
+
+	verbs   map[string]*verbStats
+	ignored atomic.Int64
+	stop    sync.Once
+}
+
+// verbStats are the true figures of an endpoint, in micro's stats under
+// "data": requests are answered behind micro's back, in batches.
+type verbStats struct {
+	requests, errors, silent atomic.Int64
+	nanos                    atomic.Int64 // from receipt to answer, in all
+	ignored                  atomic.Int64
+	last                     atomic.Pointer[string]
+}
+
+// request is what every request has.
+type request struct {
+	verb     string
+	reply    string
+	received time.Time
+}
+
+type setRequest struct {
+	request
+	timers.SetItem
+}
+
+func (r setRequest) size() int { return len(r.Payload) + len(r.Headers) }
+
+type refRequest struct {
+	request
+	timers.Ref
+}
+
+func (r refRequest) size() int { return 64 }
+
+type readRequest struct {
+	request
+	topic string
+	list  wire.ListRequest
+	after timers.Cursor
+}
+
+func (r readRequest) size() int { return 64 }
+
+// New prepares the service; it takes requests once [Service.Run] runs.
+func New(cfg Config) *Service {
+	s := &Service{cfg: cfg, verbs: make(map[string]*verbStats)}
+	for _, v := range []string{"set", "get", "cancel", "list", "status"} {
+		s.verbs[v] = &verbStats{}
+	}
+	s.sets = newBatcher(2, 256, s.runSets)
+	s.cancels = newBatcher(2, 256, s.runCancels)
+	s.gets = newBatcher(1, 64, s.runGets)
+	s.reads = newBatcher(2, 1, s.runReads)
+	return s
+}
+
+// Ignored is how many requests had a reply subject that Lapse does not
+// publish to.
+func (s *Service) Ignored() int64 { return s.ignored.Load() }
+
+// Run takes requests until ctx ends, then answers those it has taken. ready is
+// called once requests are taken.
+func (s *Service) Run(ctx context.Context, ready func()) error {
+	svc, err := micro.AddService(s.cfg.Conn.Conn, micro.Config{
+		Name:        s.cfg.Prefix.ServiceName(),
+		Version:     semantic(s.cfg.Version),
+		Description: "Lapse timers: set, get, cancel, list, status",
+		Metadata: map[string]string{
+			wire.MetaPrefix:     string(s.cfg.Prefix),
+			wire.MetaDeployment: s.cfg.Store.Deployment(),
+			wire.MetaInstance:   s.cfg.Instance,
+		},
+		StatsHandler: s.endpointStats,
+		ErrorHandler: func(_ micro.Service, e *micro.NATSError) {
+			s.cfg.Logger.Warn("requests may have been lost", "subject", e.Subject, "error", e.Description)
+		},
+	})
+	if err != nil {
+		return fmt.Errorf("adding the micro service: %w", err)
+	}
+	s.svc = svc
+
+	work, stop := context.WithCancel(context.WithoutCancel(ctx))
+	var workers errgroup.Group
+	for _, w := range []func(context.Context){s.sets.work, s.cancels.work, s.gets.work, s.reads.work} {
+		workers.Go(func() error { w(work); return nil })
+	}
+	err = s.addEndpoints(svc)
+	if err == nil {
+		// The server has the subscriptions before anyone is told that we are ready.
+		flush, cancel := context.WithTimeout(ctx, 5*time.Second)
+		err = s.cfg.Conn.FlushWithContext(flush)
+		cancel()
+	}
+	if err == nil {
+		ready()
+		<-ctx.Done()
+	}
+	// Stop drains: what the server had sent is handled, then no more comes.
+	if stopErr := svc.Stop(); stopErr != nil && !errors.Is(stopErr, nats.ErrConnectionClosed) {
+		s.cfg.Logger.Warn("stopping the micro service", "error", stopErr)
+	}
+	if s.cfg.Conn.IsConnected() {
+		flush, cancel := context.WithTimeout(context.WithoutCancel(ctx), 2*time.Second)
+		s.cfg.Conn.FlushWithContext(flush) //nolint:errcheck // the drain ends with the connection at the latest
+		cancel()
+	}
+	stop()
+	workers.Wait() //nolint:errcheck // they return nil
+	return err
+}
+
+func (s *Service) addEndpoints(svc micro.Service) error {
+	p := s.cfg.Prefix
+	for _, e := range []struct {
+		name, subject string
+		handle        func(micro.Request)
+	}{
+		{"set", p.Set(">"), s.handleSet},
+		{"set-without-topic", p.Set(""), s.handleSet},
+		{"get", p.Get(">"), func(r micro.Request) { s.handleRef(r, "get", s.gets) }},
+		{"get-without-topic", p.Get(""), func(r micro.Request) { s.handleRef(r, "get", s.gets) }},
+		{"cancel", p.Cancel(">"), func(r micro.Request) { s.handleRef(r, "cancel", s.cancels) }},
+		{"cancel-without-topic", p.Cancel(""), func(r micro.Request) { s.handleRef(r, "cancel", s.cancels) }},
+		{"list", p.List(">"), s.handleList},
+		{"list-all", p.List(""), s.handleList},
+		{"status", p.Status(), s.handleStatus},
+	} {
+		if err := svc.AddEndpoint(e.name, micro.HandlerFunc(e.handle), micro.WithEndpointSubject(e.subject)); err != nil {
+			return fmt.Errorf("taking requests on %s: %w", e.subject, err)
+		}
+	}
+	return nil
+}
+
+// begin counts a request and says whether it may be carried out. A reply
+// subject is not checked against what the requester may publish to, so Lapse
+// must not publish there in its place: not into its own subjects, where it
+// would be a fired event, and not into the system's.
+func (s *Service) begin(r micro.Request, verb string) (request, bool) {
+	st := s.verbs[verb]
+	reply := r.Reply()
+	if s.cfg.Prefix.Covers(reply) || strings.HasPrefix(reply, "$") {
+		s.ignored.Add(1)
+		st.ignored.Add(1)
+		return request{}, false
+	}
+	st.requests.Add(1)
+	if reply == "" {
+		st.silent.Add(1)
+	}
+	return request{verb: verb, reply: reply, received: time.Now()}, true
+}
+
+// refuse answers from within the handler, so that micro counts the error too.
+func (s *Service) refuse(r micro.Request, req request, e *wire.Error) {
+	s.ended(req, e)
+	if req.reply == "" {
+		return
+	}
+	code, description, body := e.Encode()
+	if err := r.Error(code, description, body); err != nil {
+		s.replyFailed(err)
+	}
+}
+
+func (s *Service) handleSet(r micro.Request) {
+	req, ok := s.begin(r, "set")
+	if !ok {
+		return
+	}
+	item, refusal := s.readSet(r)
+	if refusal != nil {
+		s.refuse(r, req, refusal)
+		return
+	}
+	if !s.sets.add(setRequest{req, item}) {
+		s.refuse(r, req, errBusy)
+	}
+}
+
+var errBusy = wire.Errorf(wire.Unavailable, "too many requests wait for Redis; nothing was stored, try again later")
+
+// readSet checks a set and reads it.
+func (s *Service) readSet(r micro.Request) (timers.SetItem, *wire.Error) {
+	var item timers.SetItem
+	item.Topic = s.cfg.Prefix.Topic("set", r.Subject())
+	if err := timers.CheckTopic(item.Topic); err != nil {
+		return item, invalid(err)
+	}
+	h := nats.Header(r.Headers())
+	own, refusal := clientHeaders(h)
+	if refusal != nil {
+		return item, refusal
+	}
+	if values, ok := h[wire.HeaderID]; ok {
+		item.ID = values[0]
+		if err := timers.CheckID(item.ID); err != nil {
+			return item, invalid(err)
+		}
+	} else {
+		item.ID = newID()
+	}
+	schedule, ok := h[wire.HeaderSchedule]
+	if !ok {
+		return item, wire.Errorf(wire.InvalidSchedule, "header %s is missing; want @at <RFC 3339 time> or @in <duration>", wire.HeaderSchedule)
+	}
+	when, err := timers.ParseSchedule(schedule[0])
+	if err != nil {
+		return item, invalid(err)
+	}
+	if _, ok := h[wire.HeaderTimeZone]; ok {
+		return item, wire.Errorf(wire.InvalidHeader, "header %s goes with cron schedules only; an @at time carries its own offset", wire.HeaderTimeZone)
+	}
+	item.In, item.At, item.Schedule = when.In, when.At, schedule[0]
+	item.Payload = r.Data()
+	if size, most := deliveredSize(item.Topic, item.ID, item.Schedule, own, item.Payload), s.cfg.MaxSize(); size > most {
+		return item, wire.Errorf(wire.TooLarge, "the fired message would have %d bytes with its headers, at most %d can be delivered", size, most)
+	}
+	item.Headers = encodeHeaders(own)
+	return item, nil
+}
+
+func (s *Service) handleRef(r micro.Request, verb string, to *batcher[refRequest]) {
+	req, ok := s.begin(r, verb)
+	if !ok {
+		return
+	}
+	ref := timers.Ref{Topic: s.cfg.Prefix.Topic(verb, r.Subject()), ID: string(r.Data())}
+	err := timers.CheckTopic(ref.Topic)
+	if err == nil {
+		err = timers.CheckID(ref.ID)
+	}
+	if err != nil {
+		s.refuse(r, req, invalid(err))
+		return
+	}
+	if !to.add(refRequest{req, ref}) {
+		s.refuse(r, req, errBusy)
+	}
+}
+
+func (s *Service) handleList(r micro.Request) {
+	req, ok := s.begin(r, "list")
+	if !ok {
+		return
+	}
+	read := readRequest{request: req, topic: s.cfg.Prefix.Topic("list", r.Subject())}
+	if read.topic != "" || r.Subject() != s.cfg.Prefix.List("") {
+		if err := timers.CheckTopic(read.topic); err != nil {
+			s.refuse(r, req, invalid(err))
+			return
+		}
+	}
+	var refusal *wire.Error
+	if read.list, read.after, refusal = readList(r.Data()); refusal != nil {
+		s.refuse(r, req, refusal)
+		return
+	}
+	if !s.reads.add(read) {
+		s.refuse(r, req, errBusy)
+	}
+}
+
+func (s *Service) handleStatus(r micro.Request) {
+	req, ok := s.begin(r, "status")
+	if !ok {
+		return
+	}
+	if !s.reads.add(readRequest{request: req}) {
+		s.refuse(r, req, errBusy)
+	}
+}
+
+// respond answers a request. An empty reply subject is a requester that does
+// not want to know.
+func (s *Service) respond(req request, h nats.Header, body []byte) {
+	s.ended(req, nil)
+	s.send(req, h, body)
+}
+
+func (s *Service) respondJSON(req request, v any) {
+	body, err := json.Marshal(v)
+	if err != nil {
+		s.fail(req, wire.Errorf(wire.Internal, "cannot write the reply"))
+		return
+	}
+	s.respond(req, nil, body)
+}
+
+func (s *Service) fail(req request, e *wire.Error) {
+	s.ended(req, e)
+	code, description, body := e.Encode()
+	s.send(req, nats.Header{wire.HeaderErrorCode: {code}, wire.HeaderError: {description}}, body)
+}
+
+func (s *Service) send(req request, h nats.Header, body []byte) {
+	if req.reply == "" {
+		return
+	}
+	if err := s.cfg.Conn.PublishMsg(&nats.Msg{Subject: req.reply, Header: h, Data: body}); err != nil {
+		s.replyFailed(err)
+	}
+}
+
+func (s *Service) replyFailed(err error) {
+	s.cfg.Logger.Debug("a reply could not be sent", "error", err)
+}
+
+func (s *Service) ended(req request, e *wire.Error) {
+	st := s.verbs[req.verb]
+	st.nanos.Add(int64(time.Since(req.received)))
+	if e != nil {
+		st.errors.Add(1)
+		last := e.Error()
+		st.last.Store(&last)
+	}
+}
+
+// endpointStats is "data" in micro's stats: what its own figures cannot show.
+func (s *Service) endpointStats(e *micro.Endpoint) any {
+	verb, _, _ := strings.Cut(e.Name, "-")
+	st := s.verbs[verb]
+	if st == nil {
+		return nil
+	}
+	requests := st.requests.Load()
+	stats := struct {
+		Requests  int64   `json:"requests"` // of the verb, with and without topic
+		Errors    int64   `json:"errors"`
+		Silent    int64   `json:"without_reply_subject"`
+		Ignored   int64   `json:"ignored_reply_subject"`
+		AverageMS float64 `json:"average_ms"` // from receipt to answer
+		LastError string  `json:"last_error,omitempty"`
+	}{requests, st.errors.Load(), st.silent.Load(), st.ignored.Load(), 0, ""}
+	if requests > 0 {
+		stats.AverageMS = float64(st.nanos.Load()) / float64(requests) / 1e6
+	}
+	if last := st.last.Load(); last != nil {
+		stats.LastError = *last
+	}
+	return stats
+}
+
+var semver = regexp.MustCompile(`^(0|[1-9]\d*)\.(0|[1-9]\d*)\.(0|[1-9]\d*)(-[0-9A-Za-z.-]+)?(\+[0-9A-Za-z.-]+)?$`)
+
+// semantic makes a semantic version of any version text, as micro wants one.
+func semantic(v string) string {
+	v = strings.TrimPrefix(v, "v")
+	if semver.MatchString(v) {
+		return v
+	}
+	clean := strings.Map(func(r rune) rune {
+		if r >= '0' && r <= '9' || r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' {
+			return r
+		}
+		return '-'
+	}, v)
+	if clean = strings.Trim(clean, "-"); clean == "" {
+		return "0.0.0"
+	}
+	return "0.0.0-" + "v" + clean
+}
