@@ -173,6 +173,7 @@ func TestAddress(t *testing.T) {
 		"then NATS's":      {"", env{"LAPSE_NATS_URL": "embedded", "NATS_URL": "nats://c"}, "nats://c", "NATS_URL"},
 		"embedded":         {"", env{"LAPSE_NATS_URL": "embedded"}, "nats://127.0.0.1:4222", "the default"},
 		"embedded, moved":  {"", env{"LAPSE_NATS_LISTEN": "0.0.0.0:4333"}, "nats://127.0.0.1:4333", "LAPSE_NATS_LISTEN"},
+		"with a password":  {"", env{"LAPSE_NATS_LISTEN": "u:p@w@0.0.0.0:4333"}, "nats://u:p@w@127.0.0.1:4333", "LAPSE_NATS_LISTEN"},
 		"IPv6":             {"", env{"LAPSE_NATS_LISTEN": "[::]:4333"}, "nats://127.0.0.1:4333", "LAPSE_NATS_LISTEN"},
 	} {
 		c := connection{getenv: tt.env.get, server: tt.server}

@@ -61,17 +61,19 @@ func (c *connection) address() (urls, from string) {
 	return "nats://" + defaultListen, "the default"
 }
 
-// dialable is an address to reach a server that listens on the given one: a
-// server that listens everywhere is reached on loopback.
+// dialable is an address to reach a server that listens on the given one,
+// [user:password@]host:port: a server that listens everywhere is reached on
+// loopback.
 func dialable(listen string) string {
-	host, port, err := net.SplitHostPort(listen)
+	at := strings.LastIndex(listen, "@") + 1
+	host, port, err := net.SplitHostPort(listen[at:])
 	if err != nil {
 		return listen
 	}
 	if ip := net.ParseIP(host); host == "" || (ip != nil && ip.IsUnspecified()) {
 		host = "127.0.0.1"
 	}
-	return net.JoinHostPort(host, port)
+	return listen[:at] + net.JoinHostPort(host, port)
 }
 
 // link is an open connection with the client on it.
