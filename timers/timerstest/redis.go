@@ -96,7 +96,13 @@ func (s *RedisServer) run() error {
 	return s.await(func() error {
 		ctx, cancel := context.WithTimeout(context.Background(), time.Second)
 		defer cancel()
-		err := c.Ping(ctx).Err()
+		// go-redis would print every failure to connect, and wait.
+		nc, err := net.Dial(s.options().Network, s.Addr())
+		if err != nil {
+			return err
+		}
+		_ = nc.Close() // it only had to open
+		err = c.Ping(ctx).Err()
 		if err != nil && strings.HasPrefix(err.Error(), "NOAUTH") {
 			return nil // it answers; who asks it needs a password
 		}
