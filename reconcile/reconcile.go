@@ -46,8 +46,9 @@ type Config struct {
 	Await func(ctx context.Context) error
 	// Deaf says that no events come, so that waiting for them is no use.
 	Deaf func() bool
-	// Missed is told how many timers had to be claimed for want of an event,
-	// while events should come. It must not block.
+	// Missed is told when timers have to be claimed for want of an event while
+	// events should come: they were lost, or there are too many at once. It is
+	// called once a grace at most and must not block.
 	Missed func(n int)
 
 	Logger *slog.Logger
@@ -88,10 +89,11 @@ type Stats struct {
 // WakeBefore.
 type part struct {
 	p       int
-	wake    chan struct{}    // one slot
+	wake    chan struct{}     // one slot
 	overdue chan []timers.Ref // one slot, taken by the sweeping goroutine
-	more    chan struct{}    // one slot: the sweeping goroutine is done, look again
-	plan    atomic.Int64     // when it means to look next, ms on Redis's clock; 0: it is looking
+	more    chan struct{}     // one slot: the sweeping goroutine is done, look again
+	plan    atomic.Int64      // when it means to look next, ms on Redis's clock; 0: it is looking
+	missed  time.Time         // when Missed was last called; the nudging goroutine's
 }
 
 // New makes a loop; nothing happens before Run.
@@ -203,7 +205,8 @@ func (l *Loop) pass(ctx context.Context, p *part) (time.Duration, error) {
 	if len(scan.Overdue) > 0 {
 		select {
 		case p.overdue <- scan.Overdue:
-			if !deaf {
+			if now := time.Now(); !deaf && now.Sub(p.missed) > grace {
+				p.missed = now
 				l.cfg.Missed(len(scan.Overdue))
 			}
 		default: // the sweeping goroutine is still at earlier ones, and will ask for more
@@ -257,7 +260,8 @@ func (l *Loop) sweep(ctx context.Context, p *part) {
 				l.cfg.Logger.Debug("could not claim overdue timers", "partition", p.p, "error", err)
 			}
 			// The next look comes by itself: nothing is gained by haste.
-		case claimed > 0:
+		default:
+			// Claimed by us or by another instance, they are out of the way now.
 			signal(p.more)
 		}
 	}

@@ -162,6 +162,21 @@ func (s Server) Refusal() error {
 	return nil
 }
 
+// Warnings are what of the server endangers the promise, each with its remedy.
+func (s Server) Warnings() []string {
+	var w []string
+	switch {
+	case strings.HasPrefix(s.Eviction, "allkeys-"):
+		w = append(w, "Redis may evict any key under memory pressure: accepted timers can be LOST; set maxmemory-policy noeviction (it is "+s.Eviction+")")
+	case strings.HasPrefix(s.Eviction, "volatile-"):
+		w = append(w, "Redis may evict trigger keys under memory pressure: their timers are late by the grace; set maxmemory-policy noeviction (it is "+s.Eviction+")")
+	}
+	if s.Replica {
+		w = append(w, "LAPSE_REDIS_URL points at a replica: timers cannot be set or fired until it is a master")
+	}
+	return w
+}
+
 func versionOf(v string) (major, minor int) {
 	parts := strings.SplitN(v, ".", 3)
 	major, _ = strconv.Atoi(parts[0])

@@ -62,13 +62,8 @@ func parseTime(s string) (int64, error) {
 	if len(s) <= head {
 		return 0, fmt.Errorf("it is too short for a date, a time and an offset")
 	}
-	for i := range head {
-		c, want := s[i], "dddd-dd-ddTdd:dd:dd"[i]
-		switch {
-		case want == 'd' && c >= '0' && c <= '9', want == c, want == 'T' && c == 't':
-		default:
-			return 0, fmt.Errorf("unexpected %q at its place %d", string(c), i+1)
-		}
+	if !shaped(s[:head], "dddd-dd-ddTdd:dd:dd") {
+		return 0, fmt.Errorf("no date and time such as 2027-01-31T09:00:00")
 	}
 	fraction, zone := "", s[head:]
 	if zone[0] == '.' {
@@ -80,6 +75,9 @@ func parseTime(s string) (int64, error) {
 		if fraction == "" {
 			return 0, fmt.Errorf("no digits after the point")
 		}
+	}
+	if zone != "Z" && zone != "z" && !shaped(zone, "+dd:dd") && !shaped(zone, "-dd:dd") {
+		return 0, fmt.Errorf("no offset: want Z, or one such as +05:30")
 	}
 	t, err := time.Parse("2006-01-02T15:04:05Z07:00", strings.ToUpper(s[:head]+zone))
 	if err != nil {
@@ -97,4 +95,19 @@ func parseTime(s string) (int64, error) {
 		}
 	}
 	return ms, nil
+}
+
+// shaped compares s with a pattern in which d stands for a digit; T may be t.
+func shaped(s, pattern string) bool {
+	if len(s) != len(pattern) {
+		return false
+	}
+	for i := range len(s) {
+		c, want := s[i], pattern[i]
+		digit := want == 'd' && c >= '0' && c <= '9'
+		if !digit && c != want && !(want == 'T' && c == 't') {
+			return false
+		}
+	}
+	return true
 }

@@ -1,0 +1,625 @@
+// Lapse is a timer service: a timer is set with one NATS request, kept in
+// Redis, and published on NATS when its time comes. README.md says what it is
+// for, docs/protocol.md how to speak to it.
+//
+// This file holds the settings, the wiring of serve, and the order in which
+// things end. The sub-commands that people type are in timers/cli.
+package main
+
+import (
+	"context"
+	"crypto/rand"
+	_ "embed"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"os/signal"
+	"regexp"
+	"runtime/debug"
+	"slices"
+	"strings"
+	"sync"
+	"syscall"
+	"text/tabwriter"
+	"time"
+
+	"github.com/agnivade/levenshtein"
+	"github.com/kelseyhightower/envconfig"
+	"github.com/mattn/go-isatty"
+	"github.com/nats-io/nats.go"
+	"github.com/redis/go-redis/v9"
+	"github.com/redis/go-redis/v9/logging"
+	"github.com/spf13/cobra"
+
+	"github.com/lapse-timers/lapse/notify"
+	"github.com/lapse-timers/lapse/reconcile"
+	"github.com/lapse-timers/lapse/timers"
+	"github.com/lapse-timers/lapse/timers/cli"
+	"github.com/lapse-timers/lapse/timers/embedded"
+	"github.com/lapse-timers/lapse/timers/service"
+	"github.com/lapse-timers/lapse/timers/web"
+	"github.com/lapse-timers/lapse/timers/wire"
+)
+
+//go:embed redis.conf
+var redisConf []byte
+
+// version is set by the Makefile; a plain go build has the one of its module.
+var version = ""
+
+func main() { os.Exit(run()) }
+
+func run() int {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	serve := &cobra.Command{
+		Use:   "serve",
+		Short: "Run the timer service",
+		Long: `Run the timer service until SIGTERM or Ctrl-C.
+
+With nothing set it runs its own NATS server and redis-server, both persistent
+in ./lapse-data. The settings are environment variables: lapse help lists them.`,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			cfg, err := readConfig(os.Environ())
+			if err != nil {
+				return err
+			}
+			return runService(cmd.Context(), cfg, newLogger(cfg, os.Stderr), cmd.OutOrStdout())
+		},
+	}
+	return cli.Execute(ctx, cli.New(cli.Info{Version: buildVersion(), Serve: serve, Settings: settings}))
+}
+
+func buildVersion() string {
+	if version != "" {
+		return version
+	}
+	if info, ok := debug.ReadBuildInfo(); ok && info.Main.Version != "" && info.Main.Version != "(devel)" {
+		return info.Main.Version
+	}
+	return "0.1.0-dev"
+}
+
+// config is every setting there is. envconfig reads it, under the prefix LAPSE.
+type config struct {
+	RedisURL       string        `envconfig:"REDIS_URL" default:"embedded" desc:"redis://, rediss:// or unix:// URL, or embedded"`
+	NATSURL        string        `envconfig:"NATS_URL" default:"embedded" desc:"nats:// or tls:// URL, several with commas, or embedded"`
+	NATSCreds      string        `envconfig:"NATS_CREDS" desc:"NATS credentials file"`
+	NATSListen     string        `envconfig:"NATS_LISTEN" default:"127.0.0.1:4222" desc:"where the embedded NATS server listens; [user:pass@|token@]host:port"`
+	DataDir        string        `envconfig:"DATA_DIR" default:"./lapse-data" desc:"data of the embedded servers"`
+	HTTPListen     string        `envconfig:"HTTP_LISTEN" default:"127.0.0.1:8420" desc:"/healthz and /readyz"`
+	Prefix         string        `envconfig:"PREFIX" default:"timers" desc:"names the subjects, the keys, the stream and the service"`
+	Delivery       string        `envconfig:"DELIVERY" default:"jetstream" desc:"jetstream (stored and acknowledged) or core"`
+	Stream         string        `envconfig:"STREAM" desc:"stream to make when none covers the fired events; from the prefix"`
+	StreamReplicas int           `envconfig:"STREAM_REPLICAS" default:"1" desc:"its replicas, 1 to 5"`
+	StreamMaxAge   time.Duration `envconfig:"STREAM_MAX_AGE" default:"72h" desc:"how long it keeps fired events; 0 for ever"`
+	StreamMaxBytes int64         `envconfig:"STREAM_MAX_BYTES" desc:"its size in bytes; unlimited, with the embedded server 4294967296"`
+	StreamDups     time.Duration `envconfig:"STREAM_DUPLICATES" default:"2m" desc:"its duplicate window"`
+	Partitions     int           `envconfig:"PARTITIONS" default:"1" desc:"partitions of the keys; fixed once there are data"`
+	Lease          time.Duration `envconfig:"LEASE" default:"30s" desc:"how long a claim holds; at least 1s"`
+	Grace          time.Duration `envconfig:"GRACE" default:"200ms" desc:"how late the reconciler claims by itself; 10ms to 10s"`
+	RetryMin       time.Duration `envconfig:"RETRY_MIN" default:"100ms" desc:"first back-off of a fire"`
+	RetryMax       time.Duration `envconfig:"RETRY_MAX" default:"30s" desc:"longest back-off of a fire"`
+	RequestTimeout time.Duration `envconfig:"REQUEST_TIMEOUT" default:"2s" desc:"requests that waited longer are not carried out"`
+	NotifyConfig   string        `envconfig:"NOTIFY_CONFIG" default:"auto" desc:"auto adds missing notification flags to Redis; off does not"`
+	ShutdownGrace  time.Duration `envconfig:"SHUTDOWN_GRACE" default:"10s" desc:"how long a stop may take"`
+	LogLevel       slog.Level    `envconfig:"LOG_LEVEL" default:"info" desc:"debug, info, warn or error"`
+	LogFormat      string        `envconfig:"LOG_FORMAT" desc:"text or json; text on a terminal, else json"`
+}
+
+const settingsPrefix = "LAPSE"
+
+// injected are names that Kubernetes sets in every pod next to a Service
+// called lapse or lapse-something
+// (https://kubernetes.io/docs/concepts/services-networking/service/#environment-variables).
+var injected = regexp.MustCompile(`^LAPSE_(.*_)?(SERVICE_HOST|SERVICE_PORT(_.*)?|PORT(_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)?)$`)
+
+// readConfig reads and checks the settings.
+func readConfig(environ []string) (config, error) {
+	var cfg config
+	var known []string
+	for line := range strings.Lines(usageText("{{range .}}{{usage_key .}}\n{{end}}")) {
+		known = append(known, strings.TrimSpace(line))
+	}
+	for _, kv := range environ {
+		name, _, _ := strings.Cut(kv, "=")
+		if strings.HasPrefix(name, settingsPrefix+"_") && !slices.Contains(known, name) && !injected.MatchString(name) {
+			return cfg, fmt.Errorf("%s is no setting; the nearest is %s (lapse help lists all)", name, nearest(name, known))
+		}
+	}
+	if err := envconfig.Process(settingsPrefix, &cfg); err != nil {
+		var pe *envconfig.ParseError
+		if errors.As(err, &pe) {
+			// None of the settings that are parsed holds a secret.
+			return cfg, fmt.Errorf("%s=%q: want a %s (%v)", pe.KeyName, pe.Value, typeName(pe.TypeName), pe.Err)
+		}
+		return cfg, err
+	}
+	return cfg, cfg.check()
+}
+
+func (c *config) check() error {
+	one := func(name, value string, allowed ...string) error {
+		if slices.Contains(allowed, value) {
+			return nil
+		}
+		return fmt.Errorf("LAPSE_%s=%q: want %s", name, value, strings.Join(allowed, " or "))
+	}
+	within := func(name string, d, low, high time.Duration) error {
+		if d >= low && d <= high {
+			return nil
+		}
+		return fmt.Errorf("LAPSE_%s=%s: want %s to %s", name, d, low, high)
+	}
+	const day = 24 * time.Hour
+	errs := []error{
+		one("DELIVERY", c.Delivery, "jetstream", "core"),
+		one("NOTIFY_CONFIG", c.NotifyConfig, "auto", "off"),
+		one("LOG_FORMAT", c.LogFormat, "", "text", "json"),
+		within("LEASE", c.Lease, time.Second, day),
+		within("GRACE", c.Grace, 10*time.Millisecond, 10*time.Second),
+		within("RETRY_MIN", c.RetryMin, time.Millisecond, time.Hour),
+		within("RETRY_MAX", c.RetryMax, c.RetryMin, day),
+		within("REQUEST_TIMEOUT", c.RequestTimeout, 10*time.Millisecond, time.Hour),
+		within("SHUTDOWN_GRACE", c.ShutdownGrace, 0, time.Hour),
+		within("STREAM_MAX_AGE", c.StreamMaxAge, 0, 100*365*day),
+	}
+	if err := wire.CheckPrefix(c.Prefix); err != nil {
+		errs = append(errs, fmt.Errorf("LAPSE_PREFIX: %w", err))
+	}
+	if c.Partitions < 1 || c.Partitions > timers.MaxPartitions {
+		errs = append(errs, fmt.Errorf("LAPSE_PARTITIONS=%d: want 1 to %d", c.Partitions, timers.MaxPartitions))
+	}
+	if c.StreamReplicas < 1 || c.StreamReplicas > 5 {
+		errs = append(errs, fmt.Errorf("LAPSE_STREAM_REPLICAS=%d: want 1 to 5", c.StreamReplicas))
+	}
+	if c.Stream == "" {
+		c.Stream = wire.Prefix(c.Prefix).DefaultStream()
+	} else if strings.ContainsAny(c.Stream, " \t\r\n.*>/\\") {
+		errs = append(errs, fmt.Errorf("LAPSE_STREAM=%+q: a stream's name has no spaces, dots, slashes or wildcards", c.Stream))
+	}
+	switch {
+	case c.StreamMaxBytes < 0:
+		errs = append(errs, fmt.Errorf("LAPSE_STREAM_MAX_BYTES=%d: want a number of bytes, or leave it out", c.StreamMaxBytes))
+	case c.StreamMaxBytes == 0 && c.NATSURL == "embedded":
+		c.StreamMaxBytes = 4 << 30
+	case c.StreamMaxBytes == 0:
+		c.StreamMaxBytes = -1
+	}
+	if c.Delivery == "jetstream" && c.Lease+c.RetryMax >= c.StreamDups {
+		errs = append(errs, fmt.Errorf("LAPSE_LEASE=%s and LAPSE_RETRY_MAX=%s together must be below LAPSE_STREAM_DUPLICATES=%s, or a retry could be stored twice", c.Lease, c.RetryMax, c.StreamDups))
+	}
+	_, redisSet := os.LookupEnv("LAPSE_REDIS_URL")
+	_, natsSet := os.LookupEnv("LAPSE_NATS_URL")
+	if redisSet != natsSet {
+		have, want := "LAPSE_REDIS_URL", "LAPSE_NATS_URL"
+		if natsSet {
+			have, want = want, have
+		}
+		errs = append(errs, fmt.Errorf("%s is set and %s is not; set both (embedded is a value)", have, want))
+	}
+	for _, err := range errs {
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// settings is the table for lapse help.
+func settings() string {
+	var b strings.Builder
+	w := tabwriter.NewWriter(&b, 0, 0, 2, ' ', 0)
+	io.WriteString(w, usageText("{{range .}}{{usage_key .}}\t{{usage_default .}}\t{{usage_description .}}\n{{end}}")) //nolint:errcheck // a strings.Builder
+	w.Flush()                                                                                                         //nolint:errcheck // likewise
+	return b.String()
+}
+
+func usageText(format string) string {
+	var b strings.Builder
+	if err := envconfig.Usagef(settingsPrefix, &config{}, &b, format); err != nil {
+		panic(err) // the format is ours
+	}
+	return b.String()
+}
+
+func typeName(t string) string {
+	switch t {
+	case "time.Duration":
+		return "duration such as 30s or 200ms"
+	case "slog.Level":
+		return "level: debug, info, warn or error"
+	case "int", "int64":
+		return "whole number"
+	}
+	return t
+}
+
+// nearest is the name of the list that takes the fewest edits to reach.
+func nearest(name string, list []string) string {
+	return slices.MinFunc(list, func(a, b string) int {
+		return levenshtein.ComputeDistance(name, a) - levenshtein.ComputeDistance(name, b)
+	})
+}
+
+func newLogger(cfg config, w *os.File) *slog.Logger {
+	opts := &slog.HandlerOptions{Level: cfg.LogLevel}
+	if cfg.LogFormat == "text" || cfg.LogFormat == "" && isatty.IsTerminal(w.Fd()) {
+		return slog.New(slog.NewTextHandler(w, opts))
+	}
+	return slog.New(slog.NewJSONHandler(w, opts))
+}
+
+// teardown runs what was pushed in reverse order, under one deadline.
+type teardown struct {
+	steps []func(context.Context)
+}
+
+func (t *teardown) push(step func(context.Context)) { t.steps = append(t.steps, step) }
+
+func (t *teardown) run(grace time.Duration) {
+	ctx, cancel := context.WithTimeout(context.Background(), grace)
+	defer cancel()
+	for i := len(t.steps) - 1; i >= 0; i-- {
+		t.steps[i](ctx)
+	}
+}
+
+// background starts run on a goroutine; the pushed step ends and awaits it.
+func (t *teardown) background(run func(context.Context)) {
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		run(ctx)
+	}()
+	t.push(func(context.Context) {
+		cancel()
+		<-done
+	})
+}
+
+// publisher is what delivery needs to be, whichever way it is done.
+type publisher interface {
+	timers.Publisher
+	Run(context.Context) error
+	Health() wire.HealthPart
+	MaxSize() int
+}
+
+// instance is the running service and what its health and status are made of.
+type instance struct {
+	cfg      config
+	id       string
+	started  time.Time
+	rdb      *redis.Client
+	nc       *service.Conn
+	store    *timers.Store
+	pub      publisher
+	firer    *timers.Firer
+	listener *notify.Listener
+	service  *service.Service
+
+	mu    sync.Mutex
+	phase string // why it is not ready; "" when it is
+}
+
+// runService is lapse serve: it returns nil after a clean stop.
+func runService(ctx context.Context, cfg config, logger *slog.Logger, out io.Writer) error {
+	slog.SetDefault(logger)
+	redis.SetLogger(&logging.VoidLogger{}) // what it says is in the errors too
+	var down teardown
+	defer func() { down.run(cfg.ShutdownGrace) }()
+
+	in := &instance{cfg: cfg, id: randomID(), started: time.Now(), phase: "starting"}
+	logger = logger.With("instance", in.id)
+	logger.Info("starting", "version", buildVersion(), "prefix", cfg.Prefix, "delivery", cfg.Delivery)
+
+	httpServer := web.New(web.Options{Listen: cfg.HTTPListen, Health: in.health, Version: buildVersion(), Logger: logger})
+	if err := httpServer.Listen(); err != nil {
+		return err
+	}
+	down.background(func(ctx context.Context) {
+		if err := httpServer.Serve(ctx); err != nil {
+			logger.Error("HTTP ended", "error", err)
+		}
+	})
+
+	redisURL, natsConn, natsShown, err := servers(ctx, cfg, logger, &down)
+	if err != nil {
+		return err
+	}
+	prefix := wire.Prefix(cfg.Prefix)
+
+	// Redis: what is stored there decides whether this instance may run at all.
+	opt, err := timers.ParseRedisURL(redisURL)
+	if err != nil {
+		return fmt.Errorf("LAPSE_REDIS_URL: %w", err)
+	}
+	in.setPhase("waiting for Redis")
+	in.rdb = redis.NewClient(opt)
+	down.push(func(context.Context) { in.rdb.Close() })
+	keys, err := timers.NewKeys(cfg.Prefix, cfg.Partitions)
+	if err != nil {
+		return err
+	}
+	in.store = timers.NewStore(in.rdb, keys)
+	if err := await(ctx, logger, "Redis", func(ctx context.Context) (bool, error) {
+		server, err := timers.Inspect(ctx, in.rdb)
+		if err == nil {
+			if err := server.Refusal(); err != nil {
+				return true, err
+			}
+			for _, w := range server.Warnings() {
+				logger.Warn(w)
+			}
+			err = in.store.Open(ctx)
+		}
+		return errors.Is(err, timers.ErrRedisAuth) || errors.Is(err, timers.ErrDeployment), err
+	}); err != nil {
+		return err
+	}
+
+	// NATS: one connection takes requests, the other delivers.
+	in.setPhase("waiting for NATS")
+	var delivery *service.Conn
+	if err := await(ctx, logger, "NATS", func(context.Context) (bool, error) {
+		var err error
+		if in.nc, err = service.Connect(natsConn, "lapse "+in.id, false); err == nil {
+			if delivery, err = service.Connect(natsConn, "lapse "+in.id+" delivery", true); err != nil {
+				in.nc.Close()
+			}
+		}
+		return errors.Is(err, service.ErrAuth), err
+	}); err != nil {
+		return err
+	}
+	down.push(func(context.Context) { delivery.Close(); in.nc.Close() })
+	if err := await(ctx, logger, "JetStream", func(ctx context.Context) (bool, error) {
+		if cfg.Delivery == "core" {
+			in.pub = service.NewCore(delivery, prefix, service.AckWait(cfg.Lease), logger)
+			return false, nil
+		}
+		js, err := service.NewJetStream(ctx, delivery, prefix, service.StreamConfig{
+			Name: cfg.Stream, Replicas: cfg.StreamReplicas, MaxAge: cfg.StreamMaxAge, MaxBytes: cfg.StreamMaxBytes, Duplicates: cfg.StreamDups,
+		}, service.AckWait(cfg.Lease), logger)
+		if err != nil {
+			return errors.Is(err, service.ErrStream) || errors.Is(err, service.ErrNoJetStream), err
+		}
+		if window := js.Duplicates(); window <= cfg.Lease+cfg.RetryMax {
+			logger.Warn("the stream's duplicate window is shorter than a lease and the longest back-off; a retry may be stored twice",
+				"stream", js.Stream(), "duplicates", window, "lease", cfg.Lease, "retry_max", cfg.RetryMax)
+		}
+		in.pub = js
+		return false, nil
+	}); err != nil {
+		return err
+	}
+	if err := await(ctx, logger, "NATS", func(ctx context.Context) (bool, error) {
+		err := service.CheckDeployment(ctx, in.nc.Conn, prefix, in.store.Deployment())
+		return errors.Is(err, service.ErrOtherDeployment), err
+	}); err != nil {
+		return err
+	}
+
+	in.wire(logger, keys, prefix, &down)
+
+	// Requests come last and end first.
+	serving, stopServing := context.WithCancel(ctx)
+	defer stopServing()
+	err = in.service.Run(serving, func() {
+		in.setPhase("")
+		logger.Info("ready", "nats", natsShown, "http", httpServer.Addr(), "pid", os.Getpid())
+		fmt.Fprintf(out, "Lapse %s takes requests at %s under %s.>, health at http://%s/readyz\nTry: %s set demo --in 3s --data hello%s\n",
+			buildVersion(), natsShown, cfg.Prefix, httpServer.Addr(), os.Args[0], cliFlags(cfg, natsShown))
+	})
+	in.setPhase("stopping")
+	logger.Info("stopping", "in_flight", in.firer.InFlight())
+	return err
+}
+
+// wire connects the parts that fire. They end in the reverse order: first
+// those that find what is due, then the one that fires, then delivery.
+func (in *instance) wire(logger *slog.Logger, keys *timers.Keys, prefix wire.Prefix, down *teardown) {
+	cfg := in.cfg
+	ends := func(name string, run func(context.Context) error) func(context.Context) {
+		return func(ctx context.Context) {
+			if err := run(ctx); err != nil {
+				logger.Error("a part ended", "part", name, "error", err)
+			}
+		}
+	}
+	in.firer = timers.NewFirer(in.store, in.pub, timers.FirerConfig{
+		Lease: cfg.Lease, RetryMin: cfg.RetryMin, RetryMax: cfg.RetryMax, Settle: cfg.ShutdownGrace / 2, Logger: logger,
+	})
+	var loop *reconcile.Loop
+	in.listener = notify.New(notify.Config{
+		Client: in.rdb, Keys: keys, Hint: in.firer.Hint, Gap: func() { loop.Wake() },
+		Configure: cfg.NotifyConfig == "auto", Logger: logger,
+	})
+	loop = reconcile.New(reconcile.Config{
+		Store: in.store, Partitions: cfg.Partitions, Grace: cfg.Grace,
+		Sweep: in.firer.Sweep, Await: in.pub.Await, Deaf: in.listener.Deaf,
+		Missed: func(int) { in.listener.Check() }, Logger: logger,
+	})
+	in.service = service.New(service.Config{
+		Conn: in.nc, Store: in.store, Prefix: prefix, Version: buildVersion(), Instance: in.id,
+		RequestTimeout: cfg.RequestTimeout, MaxSize: in.pub.MaxSize, Scheduled: loop.WakeBefore,
+		Status: in.status, Logger: logger,
+	})
+	down.background(ends("delivery", in.pub.Run))
+	down.background(ends("firer", in.firer.Run))
+	down.background(ends("notify", in.listener.Run))
+	down.background(ends("reconcile", loop.Run))
+}
+
+// servers starts the embedded servers that are asked for, and says how to
+// reach both: the last string is for people and has no secrets.
+func servers(ctx context.Context, cfg config, logger *slog.Logger, down *teardown) (redisURL string, nc service.ConnConfig, shown string, err error) {
+	redisURL, nc, shown = cfg.RedisURL, service.ConnConfig{URL: cfg.NATSURL, Creds: cfg.NATSCreds, Logger: logger}, service.Redact(cfg.NATSURL)
+	if redisURL != "embedded" && cfg.NATSURL != "embedded" {
+		return redisURL, nc, shown, nil
+	}
+	dir, err := embedded.Lock(cfg.DataDir)
+	if err != nil {
+		return "", nc, "", err
+	}
+	down.push(func(context.Context) { dir.Unlock() }) //nolint:errcheck // the process ends
+	if cfg.NATSURL == "embedded" {
+		server, err := embedded.StartNATS(dir, embedded.NATSOptions{Listen: cfg.NATSListen, Logger: logger})
+		if err != nil {
+			return "", nc, "", err
+		}
+		down.push(func(ctx context.Context) { server.Stop(ctx) }) //nolint:errcheck // the process ends
+		nc.URL, nc.Options, shown = server.ClientURL(), server.ConnectOptions(), server.ClientURL()
+	}
+	if redisURL == "embedded" {
+		server, err := embedded.StartRedis(ctx, dir, embedded.RedisOptions{Conf: redisConf, Logger: logger})
+		if err != nil {
+			return "", nc, "", err
+		}
+		down.push(func(ctx context.Context) {
+			if err := server.Stop(ctx); err != nil {
+				logger.Error("redis-server did not end in time", "error", err)
+			}
+		})
+		redisURL = server.URL()
+	}
+	return redisURL, nc, shown, nil
+}
+
+// await repeats try, with a growing pause, until it succeeds or says that
+// waiting does not help. It says what it waits for, once.
+func await(ctx context.Context, logger *slog.Logger, what string, try func(context.Context) (final bool, err error)) error {
+	pause, said := 50*time.Millisecond, false
+	for {
+		attempt, cancel := context.WithTimeout(ctx, 5*time.Second)
+		final, err := try(attempt)
+		cancel()
+		if err == nil {
+			if said {
+				logger.Info("it answers", "what", what)
+			}
+			return nil
+		}
+		if final {
+			return err
+		}
+		if ctx.Err() != nil {
+			return fmt.Errorf("stopped while waiting for %s: %w", what, err)
+		}
+		if !said {
+			said = true
+			logger.Warn("waiting", "what", what, "error", err)
+		}
+		select {
+		case <-ctx.Done():
+			return fmt.Errorf("stopped while waiting for %s: %w", what, err)
+		case <-time.After(pause):
+		}
+		pause = min(2*pause, time.Second)
+	}
+}
+
+func (in *instance) setPhase(phase string) {
+	in.mu.Lock()
+	in.phase = phase
+	in.mu.Unlock()
+}
+
+// health is what /readyz answers.
+func (in *instance) health(ctx context.Context) wire.HealthReply {
+	in.mu.Lock()
+	phase := in.phase
+	in.mu.Unlock()
+	h := wire.HealthReply{Parts: map[string]wire.HealthPart{}}
+	part := func(name, status, why string) { h.Parts[name] = wire.HealthPart{Status: status, Why: why} }
+	if phase == "starting" || strings.HasPrefix(phase, "waiting") {
+		part("service", wire.HealthDown, phase)
+		return worst(h)
+	}
+	if phase != "" {
+		part("service", wire.HealthDown, phase)
+	}
+	ping, cancel := context.WithTimeout(ctx, time.Second)
+	defer cancel()
+	if err := in.rdb.Ping(ping).Err(); err != nil {
+		part("redis", wire.HealthDown, "Redis does not answer: "+err.Error())
+	} else {
+		part("redis", wire.HealthOK, "")
+	}
+	if !in.nc.IsConnected() {
+		part("nats", wire.HealthDown, "NATS is not connected; it is tried again by itself")
+	} else {
+		part("nats", wire.HealthOK, "")
+	}
+	listening := in.listener.Health()
+	if listening.OK {
+		part("subscription", wire.HealthOK, listening.Why)
+	} else {
+		part("subscription", wire.HealthDegraded, listening.Why)
+	}
+	h.Parts["stream"] = in.pub.Health()
+	return worst(h)
+}
+
+func worst(h wire.HealthReply) wire.HealthReply {
+	h.Status = wire.HealthOK
+	for _, p := range h.Parts {
+		if p.Status == wire.HealthDown || h.Status == wire.HealthOK {
+			h.Status = p.Status
+		}
+	}
+	return h
+}
+
+// status is the reply to a status request.
+func (in *instance) status(ctx context.Context) (wire.StatusReply, error) {
+	c, err := in.store.Count(ctx)
+	if err != nil {
+		return wire.StatusReply{}, err
+	}
+	stats, lag := in.firer.Stats(), in.firer.Lag()
+	milliseconds := func(d time.Duration) float64 { return float64(d.Microseconds()) / 1000 }
+	event, sweep := stats.Event.Load(), stats.Sweep.Load()
+	reply := wire.StatusReply{
+		Version: buildVersion(), Deployment: in.store.Deployment(), Instance: in.id,
+		Prefix: in.cfg.Prefix, Delivery: in.cfg.Delivery,
+		Now: wire.FormatTime(c.Now), Started: wire.FormatTime(in.started),
+		Pending: c.Pending, Overdue: c.Overdue, InFlight: in.firer.InFlight(),
+		Lag: wire.LagStats{Samples: lag.Samples, P50: milliseconds(lag.P50), P99: milliseconds(lag.P99), Max: milliseconds(lag.Max)},
+		Counts: wire.CountStats{
+			Fired: event + sweep, FiredEvent: event, FiredSweep: sweep, Duplicates: stats.Duplicates.Load(),
+			Refused: stats.Refused.Load(), Unknown: stats.Unknown.Load(), Repaired: stats.Repaired.Load(), Ignored: in.service.Ignored(),
+		},
+		Health: in.health(ctx),
+	}
+	if js, ok := in.pub.(*service.JetStream); ok {
+		reply.Stream = js.Stream()
+	}
+	if !c.Next.IsZero() {
+		reply.NextDue = wire.FormatTime(c.Next)
+	}
+	return reply, nil
+}
+
+// cliFlags are what a client command needs beside its defaults.
+func cliFlags(cfg config, server string) string {
+	var b strings.Builder
+	if server != nats.DefaultURL {
+		b.WriteString(" --server " + server)
+	}
+	if cfg.Prefix != wire.DefaultPrefix {
+		b.WriteString(" --prefix " + cfg.Prefix)
+	}
+	return b.String()
+}
+
+func randomID() string {
+	b := make([]byte, 6)
+	rand.Read(b) //nolint:errcheck // documented never to fail
+	return hex.EncodeToString(b)
+}
