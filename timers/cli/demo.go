@@ -135,12 +135,12 @@ func (s *script) play(ctx context.Context, url string) error {
 		return err
 	}
 	fmt.Fprintln(s.out)
-	s.judge(seen, "arrived")
+	s.judge(seen, "live")
 	stored, err := stored(ctx, nc)
 	if err != nil {
 		return err
 	}
-	s.judge(stored, "was stored in the stream")
+	s.judge(stored, "in the stream")
 	left, err := emptied(ctx, lapse)
 	if err != nil {
 		return err
@@ -162,7 +162,7 @@ func (s *script) set(ctx context.Context, lapse *client.Client) (err error) {
 		}
 		l := life{r.Topic, r.ID, r.Rev}
 		s.plan[l] = planned{payload: payload, header: header, due: r.Due, fires: true, what: what}
-		fmt.Fprintf(s.out, "set    %-15s %-12s %-25s %s\n", topic, id, when, what)
+		fmt.Fprintf(s.out, "set    %-15s %-12s %-29s %s\n", topic, id, when, what)
 		return l
 	}
 	old := set("demo.replaced", "invoice-7", "the old payload", "the payload that is replaced", client.In(2*s.step))
@@ -234,8 +234,8 @@ func (s *script) watch(ctx context.Context, events <-chan client.Fired) ([]clien
 	return seen, nil
 }
 
-// judge compares events with the plan.
-func (s *script) judge(events []client.Fired, verb string) {
+// judge compares the events seen in one place with the plan.
+func (s *script) judge(events []client.Fired, where string) {
 	times := map[life]int{}
 	var early, wrong, unasked []string
 	for _, f := range events {
@@ -256,7 +256,7 @@ func (s *script) judge(events []client.Fired, verb string) {
 	for _, l := range slices.SortedFunc(maps.Keys(s.plan), func(a, b life) int { return cmp.Compare(a.rev, b.rev) }) {
 		p := s.plan[l]
 		if !p.fires {
-			s.check(times[l] == 0, fmt.Sprintf("never %s: %s", verb, p.what), fmt.Sprintf("%d times", times[l]))
+			s.check(times[l] == 0, fmt.Sprintf("%s: never %s", where, p.what), fmt.Sprintf("%d times", times[l]))
 			continue
 		}
 		due++
@@ -266,10 +266,10 @@ func (s *script) judge(events []client.Fired, verb string) {
 			not = append(not, fmt.Sprintf("%s %s %d times", l.topic, l.id, times[l]))
 		}
 	}
-	s.check(once == due, fmt.Sprintf("each of %d due timers %s, once", due, verb), fmt.Sprint(not))
-	s.check(len(wrong) == 0, "payloads and headers are those that were set, byte for byte", fmt.Sprint(wrong))
-	s.check(len(early) == 0, "none fired before it was due", fmt.Sprint(early))
-	s.check(len(unasked) == 0, "and nothing else "+verb, fmt.Sprint(unasked))
+	s.check(once == due, fmt.Sprintf("%s: each of %d due timers, once", where, due), fmt.Sprint(not))
+	s.check(len(wrong) == 0, where+": payloads and headers as they were set, byte for byte", fmt.Sprint(wrong))
+	s.check(len(early) == 0, where+": none before it was due", fmt.Sprint(early))
+	s.check(len(unasked) == 0, where+": nothing else", fmt.Sprint(unasked))
 }
 
 func (s *script) check(ok bool, what, why string) {

@@ -120,12 +120,12 @@ func TestJudge(t *testing.T) {
 		"unknown":   {func(e []client.Fired) []client.Fired { return append(e, event("c", 9, "")) }, "nothing else"},
 		"payload":   {func(e []client.Fired) []client.Fired { e[1].Payload = []byte("\x00"); return e }, "byte for byte"},
 		"header":    {func(e []client.Fired) []client.Fired { e[1].Header = nats.Header{demoHeader: {"red"}}; return e }, "byte for byte"},
-		"early":     {func(e []client.Fired) []client.Fired { e[0].Fired = due.Add(-1); return e }, "before it was due"},
-		"other due": {func(e []client.Fired) []client.Fired { e[0].Due = due.Add(1); return e }, "before it was due"},
+		"early":     {func(e []client.Fired) []client.Fired { e[0].Fired = due.Add(-1); return e }, "none before it was due"},
+		"other due": {func(e []client.Fired) []client.Fired { e[0].Due = due.Add(1); return e }, "none before it was due"},
 	} {
 		var b bytes.Buffer
 		s := &script{out: &b, plan: plan}
-		s.judge(tt.bend(slices.Clone(good)), "arrived")
+		s.judge(tt.bend(slices.Clone(good)), "live")
 		if (s.failed > 0) != (tt.says != "") {
 			t.Errorf("%s: %d checks failed\n%s", name, s.failed, b.String())
 		}

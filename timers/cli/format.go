@@ -79,8 +79,9 @@ func preview(payload []byte) string {
 // relative says how far off a time is: "in 3m20s", "now", "2h ago". Two units
 // at most: more would be read as precision.
 func relative(d time.Duration) string {
+	d = d.Round(time.Second) // a timer just set in 30m is not due in 29m59s
 	switch {
-	case d > -time.Second && d < time.Second:
+	case d == 0:
 		return "now"
 	case d < 0:
 		return coarse(-d) + " ago"

@@ -15,9 +15,10 @@ func TestRelative(t *testing.T) {
 	const day = 24 * time.Hour
 	for d, want := range map[time.Duration]string{
 		0:                                  "now",
-		-999 * time.Millisecond:            "now",
+		-499 * time.Millisecond:            "now",
 		time.Second:                        "in 1s",
-		59*time.Second + 999e6:             "in 59s",
+		59*time.Second + 999e6:             "in 1m",
+		30*time.Minute - 9e6:               "in 30m",
 		3 * time.Minute:                    "in 3m",
 		3*time.Minute + 20*time.Second:     "in 3m20s",
 		-(2*time.Hour + 5*time.Minute):     "2h5m ago",

@@ -4,7 +4,10 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
+	"os"
 	"os/exec"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -533,5 +536,27 @@ func TestNoRedisInACallersBuild(t *testing.T) {
 	}
 	if !seen {
 		t.Errorf("no package of ours in:\n%s", out)
+	}
+}
+
+// TestProtocolPageHasTheErrorTable keeps docs/protocol.md, which clients in
+// other languages are written from, in step with the one table of errors.
+func TestProtocolPageHasTheErrorTable(t *testing.T) {
+	page, err := os.ReadFile(filepath.Join("..", "..", "docs", "protocol.md"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, w := range wire.Words() {
+		if row := fmt.Sprintf("| %d | `%s` |", w.Code(), w); !strings.Contains(string(page), row) {
+			t.Errorf("docs/protocol.md has no row %s", row)
+		}
+	}
+	for _, h := range []string{
+		wire.HeaderID, wire.HeaderSchedule, wire.HeaderTimeZone, wire.HeaderTopic, wire.HeaderRev, wire.HeaderDue, wire.HeaderFired,
+		wire.HeaderAttempt, wire.HeaderSource, wire.HeaderState, wire.HeaderMsgID, wire.HeaderErrorCode, wire.HeaderError,
+	} {
+		if !strings.Contains(string(page), "`"+h+"`") {
+			t.Errorf("docs/protocol.md does not name %s", h)
+		}
 	}
 }
