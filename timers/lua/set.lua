@@ -28,7 +28,7 @@ for i = 1, (#KEYS - 3) / 2 do
     due = math.max(n, math.ceil(now_us / 1000))
   end
 
-  if due - now > longest then
+  if due - now > longest + 1 then -- rounding up may add one
     out[i + 1] = {0}
   else
     local was, stale = '', false
