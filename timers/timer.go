@@ -79,7 +79,6 @@ func (e *Invalid) Error() string {
 	return fmt.Sprintf("%s %+q: %s", e.What, v, e.Rule)
 }
 
-
 // CheckTopic says whether s is a topic: 1 to [MaxTopicTokens] tokens of
 // [A-Za-z0-9_-]+ joined by dots, at most [MaxTopic] bytes. The error is an
 // [*Invalid].

@@ -21,7 +21,8 @@ const patience = 30 * time.Second
 type process struct {
 	t    testing.TB
 	name string
-	dir  string // working directory; holds output.log of all its runs
+	dir  string   // working directory; holds output.log of all its runs
+	env  []string // its environment; nil for that of the test
 
 	cmd    *exec.Cmd
 	done   chan struct{} // closed when the current run has ended
@@ -37,7 +38,7 @@ func (p *process) start(bin string, args ...string) error {
 	}
 	defer out.Close()
 	cmd := exec.Command(bin, args...)
-	cmd.Dir, cmd.Stdout, cmd.Stderr = p.dir, out, out
+	cmd.Dir, cmd.Env, cmd.Stdout, cmd.Stderr = p.dir, p.env, out, out
 	cmd.SysProcAttr = dieWithParent()
 
 	started := make(chan error)

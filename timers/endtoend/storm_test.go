@@ -1,0 +1,211 @@
+package endtoend
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/require"
+
+	"github.com/lapse-timers/lapse/timers/client"
+	"github.com/lapse-timers/lapse/timers/timerstest"
+)
+
+const (
+	stormTimers     = 10_000
+	stormRequesters = 64
+	stormLongest    = 5 * time.Second
+)
+
+// runStorm runs the storm on ready instances and checks everything.
+func runStorm(t *testing.T, rdb *redis.Client, ns *timerstest.NATSServer) []client.Fired {
+	t.Helper()
+	nc := ns.Connect(t)
+	c := newClient(t, nc)
+	r := receive(t, c)
+	require.NoError(t, nc.Flush())
+	l := newLedger()
+	storm(t, c, l, stormTimers, stormRequesters, stormLongest)
+	r.await(t, l.count(delivered), stormLongest+20*time.Second)
+	nothingLeft(t, rdb)
+	l.check(t, onStream(t, nc))
+	t.Logf("delivered %d, never %d, being delivered at the answer %d", l.count(delivered), l.count(never), l.count(maybe))
+	require.Greater(t, l.count(never), stormTimers/4, "the storm did cancel and replace in time")
+	return r.all()
+}
+
+func TestStorm(t *testing.T) {
+	rs, ns := timerstest.Redis(t), timerstest.NATS(t)
+	timerstest.LapseOn(t, rs.URL(), ns.URL())
+	report(t, "quiet", runStorm(t, rs.Client(), ns))
+}
+
+func TestStormOverPartitions(t *testing.T) {
+	rs, ns := timerstest.Redis(t), timerstest.NATS(t)
+	l := timerstest.LapseOn(t, rs.URL(), ns.URL(), "LAPSE_PARTITIONS=4")
+	nc := ns.Connect(t)
+	c := newClient(t, nc)
+	r := receive(t, c)
+	require.NoError(t, nc.Flush())
+	led := newLedger()
+	storm(t, c, led, 2000, 16, 2*time.Second)
+	r.await(t, led.count(delivered), 20*time.Second)
+	led.check(t, onStream(t, nc))
+	l.Stop()
+	require.Equal(t, 0, l.Wait())
+	timerstest.CheckInvariants(t, rs.Client(), "timers")
+	require.EqualValues(t, 5, rs.Client().DBSize(t.Context()).Val(), "meta, and the counter of each partition")
+}
+
+// repeat does f every 200 ms until the returned function is called.
+func repeat(t *testing.T, f func(context.Context)) (stop func()) {
+	ctx, cancel := context.WithCancel(t.Context())
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		tick := time.NewTicker(200 * time.Millisecond)
+		defer tick.Stop()
+		for {
+			select {
+			case <-ctx.Done():
+				return
+			case <-tick.C:
+				f(ctx)
+			}
+		}
+	})
+	return func() { cancel(); wg.Wait() }
+}
+
+func TestStormWhileEventsAreLost(t *testing.T) {
+	rs, ns := timerstest.Redis(t), timerstest.NATS(t)
+	timerstest.LapseOn(t, rs.URL(), ns.URL())
+	rdb := rs.Client()
+	stop := repeat(t, func(ctx context.Context) {
+		rdb.Do(ctx, "CLIENT", "KILL", "TYPE", "pubsub")
+		rdb.ConfigSet(ctx, "notify-keyspace-events", "")
+	})
+	fired := runStorm(t, rdb, ns)
+	stop()
+	l := report(t, "subscriber killed and flags cleared every 200 ms", fired)
+	require.Less(t, quantile(l, .99), 500*time.Millisecond)
+}
+
+func TestStormWithoutConfig(t *testing.T) {
+	rs, ns := timerstest.Redis(t, "--rename-command", "CONFIG", "", "--notify-keyspace-events", ""), timerstest.NATS(t)
+	lapse := timerstest.LapseOn(t, rs.URL(), ns.URL())
+	code, body, err := lapse.Ready()
+	require.NoError(t, err)
+	require.Equal(t, 200, code)
+	require.Contains(t, body, "degraded")
+	l := report(t, "no CONFIG, no flags", runStorm(t, rs.Client(), ns))
+	require.Less(t, quantile(l, .99), 500*time.Millisecond)
+}
+
+func TestStormOnSeveralInstances(t *testing.T) {
+	for _, n := range []int{2, 3} {
+		t.Run(fmt.Sprint(n), func(t *testing.T) {
+			rs, ns := timerstest.Redis(t), timerstest.NATS(t)
+			for range n {
+				timerstest.LapseOn(t, rs.URL(), ns.URL())
+			}
+			report(t, fmt.Sprint(n, " instances"), runStorm(t, rs.Client(), ns))
+
+			// Each request is answered once.
+			nc := ns.Connect(t)
+			inbox := nc.NewInbox()
+			replies, err := nc.SubscribeSync(inbox)
+			require.NoError(t, err)
+			for i := range 200 {
+				m := request("timers.set.once", fmt.Sprint(i), "@in 1h")
+				m.Reply = inbox
+				require.NoError(t, nc.PublishMsg(m))
+			}
+			for range 200 {
+				_, err := replies.NextMsg(10 * time.Second)
+				require.NoError(t, err)
+			}
+			_, err = replies.NextMsg(300 * time.Millisecond)
+			require.Error(t, err, "a request was answered twice")
+			require.EqualValues(t, 200, rs.Client().ZCard(t.Context(), "timers:{0}:due").Val())
+		})
+	}
+}
+
+// The point of the nudge: many pending keys do not make the due ones late.
+func TestOnTimeAmongManyPending(t *testing.T) {
+	const pending, due = 100_000, 200
+	rs, ns := timerstest.Redis(t), timerstest.NATS(t)
+	timerstest.LapseOn(t, rs.URL(), ns.URL())
+	nc := ns.Connect(t)
+	c := newClient(t, nc)
+	fill(t, c, pending)
+	r := receive(t, c)
+	require.NoError(t, nc.Flush())
+	l := newLedger()
+	start := time.Now().Add(500 * time.Millisecond)
+	for i := range due {
+		at := start.Add(time.Duration(i) * 10 * time.Second / due)
+		res, err := c.Set(t.Context(), "soon", []byte("x"), client.At(at))
+		require.NoError(t, err)
+		l.add(&life{topic: "soon", id: res.ID, payload: "x", rev: res.Rev, due: res.Due})
+	}
+	lag := report(t, "200 due among 100,000 pending", r.await(t, due, 20*time.Second))
+	l.check(t, onStream(t, nc))
+	// The figure is in the log; the bound leaves room for the race detector and
+	// a busy machine. Without the nudge most would take minutes, and by sweep
+	// alone none would come within the grace.
+	require.Less(t, quantile(lag, .99), 150*time.Millisecond)
+	require.EqualValues(t, pending, rs.Client().ZCard(t.Context(), "timers:{0}:due").Val())
+}
+
+// fill sets timers that are due in an hour.
+func fill(t *testing.T, c *client.Client, n int) {
+	t.Helper()
+	const requesters = 128
+	var wg sync.WaitGroup
+	errs := make(chan error, requesters)
+	for w := range requesters {
+		wg.Go(func() {
+			for i := w; i < n; i += requesters {
+				if _, err := c.Set(t.Context(), "later", []byte("x"), client.In(time.Hour), client.ID(fmt.Sprint(i))); err != nil {
+					errs <- err
+					return
+				}
+			}
+		})
+	}
+	wg.Wait()
+	close(errs)
+	for err := range errs {
+		t.Fatal(err)
+	}
+}
+
+func TestKillInTheMiddleOfFires(t *testing.T) {
+	const n = 1000
+	rs, ns := timerstest.Redis(t), timerstest.NATS(t)
+	lapse := timerstest.LapseOn(t, rs.URL(), ns.URL(), "LAPSE_LEASE=2s")
+	nc := ns.Connect(t)
+	c := newClient(t, nc)
+	r := receive(t, c)
+	require.NoError(t, nc.Flush())
+	l := newLedger()
+	at := time.Now().Add(2 * time.Second)
+	for i := range n {
+		res, err := c.Set(t.Context(), "kill", []byte("x"), client.At(at.Add(time.Duration(i)*time.Millisecond/4)), client.ID(fmt.Sprint(i)))
+		require.NoError(t, err)
+		l.add(&life{topic: "kill", id: res.ID, payload: "x", rev: res.Rev, due: res.Due})
+	}
+	r.await(t, n/10, 20*time.Second)
+	lapse.Kill()
+	killed := len(r.all())
+	lapse.Start()
+	timerstest.Eventually(t, 20*time.Second, "all are on the stream", func() bool { return len(onStream(t, nc)) >= n })
+	nothingLeft(t, rs.Client())
+	l.check(t, onStream(t, nc))
+	require.Less(t, killed, n, "it was killed in the middle")
+	t.Logf("killed after %d of %d; a core subscriber saw %d", killed, n, len(r.all()))
+}

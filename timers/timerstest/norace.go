@@ -1,0 +1,5 @@
+//go:build !race
+
+package timerstest
+
+const raceEnabled = false
