@@ -66,7 +66,7 @@ type Listener struct {
 
 // pace is how long the listener waits for what. Tests shorten it.
 type pace struct {
-	connect    time.Duration // for a connection, and again for the confirmation
+	connect    time.Duration // for a connection, for the confirmation, and for one look
 	ping, pong time.Duration // between pings, and for the answer to one
 	look       time.Duration // between looks at the flags
 	checked    time.Duration // at least between looks that Check asks for

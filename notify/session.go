@@ -125,14 +125,15 @@ func (l *Listener) keep(ctx context.Context, lk *link, sub *redis.PubSub, alive 
 	pong := time.NewTimer(l.pace.pong)
 	defer pong.Stop()
 	pong.Stop()
-	waiting := false // for the answer to a ping
+	waiting := false  // for the answer to a ping
+	wantLook := false // as soon as nothing is waited for
 	quiet := time.NewTimer(0)
 	defer quiet.Stop()
 	check := l.check
 	heard, silent := l.events.Load(), 0
 
 	for {
-		doPing, doLook := false, false
+		wantPing := false
 		select {
 		case <-ctx.Done():
 			return ctx.Err()
@@ -144,9 +145,9 @@ func (l *Listener) keep(ctx context.Context, lk *link, sub *redis.PubSub, alive 
 		case <-pong.C:
 			return errSilent
 		case <-ping.C:
-			doPing = true
+			wantPing = true
 		case <-look.C:
-			doLook = true
+			wantPing, wantLook = true, true
 		case <-quiet.C:
 			check = l.check
 		case <-check:
@@ -154,17 +155,17 @@ func (l *Listener) keep(ctx context.Context, lk *link, sub *redis.PubSub, alive 
 			// change that fast, and a look costs Redis two commands.
 			check = nil
 			quiet.Reset(l.pace.checked)
-			doPing = true
+			wantPing = true
 			// Where Redis hides the flags, asking for them more often than
 			// the ticker does only fills its ACL log.
-			doLook = l.flagState() != flagsUnknown
+			wantLook = wantLook || l.flagState() != flagsUnknown
 			if n := l.events.Load(); n != heard {
 				heard, silent = n, 0
 			} else if silent++; silent == silentChecks {
 				l.setProven(false)
 			}
 		}
-		if doPing && !waiting {
+		if wantPing && !waiting {
 			select {
 			case <-alive: // was before the ping and says nothing about now
 			default:
@@ -175,7 +176,10 @@ func (l *Listener) keep(ctx context.Context, lk *link, sub *redis.PubSub, alive 
 			waiting = true
 			pong.Reset(l.pace.pong)
 		}
-		if doLook {
+		// A look waits for its answer here, so it comes after that of a ping:
+		// a silent Redis must not keep us from seeing that it is silent.
+		if wantLook && !waiting {
+			wantLook = false
 			f, err := l.looked(ctx, lk)
 			if err != nil {
 				return err
@@ -189,6 +193,8 @@ func (l *Listener) keep(ctx context.Context, lk *link, sub *redis.PubSub, alive 
 
 // looked looks at the flags and counts what had to be added.
 func (l *Listener) looked(ctx context.Context, lk *link) (flags, error) {
+	ctx, cancel := context.WithTimeout(ctx, l.pace.connect) // it may have to connect
+	defer cancel()
 	f, err := look(ctx, lk.client, l.cfg.Configure)
 	if err == nil && f.added != "" {
 		l.repairs.Add(1)

@@ -288,7 +288,7 @@ func TestStopsAtOnce(t *testing.T) {
 		r.gap()
 		s.Pause()
 		defer s.Resume()
-		r.Check() // a look that gets no answer
+		r.Check() // a ping that gets no answer
 		timerstest.Eventually(t, within, "check taken", func() bool { return len(r.check) == 0 })
 		r.stop()
 	})
@@ -299,6 +299,24 @@ func TestStopsAtOnce(t *testing.T) {
 		r.Check()
 		r.stop()
 	})
+}
+
+// With the pace that ships: at most 3 s until a ping and 2 s for its answer,
+// whatever else falls due meanwhile.
+func TestSilenceIsNoticedInTime(t *testing.T) {
+	s := timerstest.RedisTCP(t)
+	c := s.Client()
+	r := listen(t, c, c, nil)
+	r.gap()
+	s.Pause()
+	defer s.Resume()
+	began := time.Now()
+	r.gap()
+	took := time.Since(began)
+	t.Logf("noticed after %v", took)
+	if took > 6*time.Second || !r.Deaf() {
+		t.Errorf("took %v, deaf %v", took, r.Deaf())
+	}
 }
 
 func TestRunAndStopUnderStress(t *testing.T) {
