@@ -1,13 +1,19 @@
 package embedded
 
 import (
+	"bufio"
 	"bytes"
 	"context"
 	"fmt"
 	"log/slog"
+	"net"
 	"os"
+	"os/signal"
 	"path/filepath"
+	"strconv"
+	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -18,13 +24,19 @@ import (
 // directory that it names, for others to kill.
 const parentEnv = "LAPSE_TEST_PARENT_DIR"
 
+// deafEnv makes it a redis-server on the directory that it names, which
+// answers but does not end when it is told to.
+const deafEnv = "LAPSE_TEST_DEAF_DIR"
+
 func TestMain(m *testing.M) {
-	if dir := os.Getenv(parentEnv); dir != "" {
-		if err := beParent(dir); err != nil {
-			fmt.Fprintln(os.Stderr, err)
-			os.Exit(1)
+	for env, be := range map[string]func(string) error{parentEnv: beParent, deafEnv: beDeaf} {
+		if dir := os.Getenv(env); dir != "" {
+			if err := be(dir); err != nil {
+				fmt.Fprintln(os.Stderr, err)
+				os.Exit(1)
+			}
+			return
 		}
-		return
 	}
 	goleak.VerifyTestMain(m)
 }
@@ -43,6 +55,59 @@ func beParent(path string) error {
 	}
 	fmt.Println("ready")
 	select {} // until it is killed
+}
+
+func beDeaf(dir string) error {
+	signal.Ignore(syscall.SIGTERM)
+	lock, err := tryLock(filepath.Join(dir, lockFile))
+	if err != nil {
+		return err
+	}
+	defer lock.Close()
+	l, err := net.Listen("unix", filepath.Join(dir, sockFile))
+	if err != nil {
+		return err
+	}
+	fmt.Println("ready")
+	for {
+		c, err := l.Accept()
+		if err != nil {
+			return err
+		}
+		go speakRedis(c, filepath.Join(dir, confFile))
+	}
+}
+
+// speakRedis answers INFO, and OK to everything else.
+func speakRedis(c net.Conn, conf string) {
+	defer c.Close()
+	in := bufio.NewScanner(c) // of lines; the arguments of this test have none
+	words := 0
+	for name := ""; in.Scan(); {
+		line := in.Text()
+		switch {
+		case strings.HasPrefix(line, "*"):
+			name = ""
+			words, _ = strconv.Atoi(line[1:])
+		case !strings.HasPrefix(line, "$"):
+			if name == "" {
+				name = strings.ToLower(line)
+			}
+			if words--; words > 0 {
+				continue
+			}
+			reply := "+OK\r\n"
+			switch info := fmt.Sprintf("process_id:%d\r\nconfig_file:%s\r\n", os.Getpid(), conf); name {
+			case "info":
+				reply = fmt.Sprintf("$%d\r\n%s\r\n", len(info), info)
+			case "hello":
+				reply = "-ERR unknown command 'hello'\r\n"
+			}
+			if _, err := c.Write([]byte(reply)); err != nil {
+				return
+			}
+		}
+	}
 }
 
 func shippedConf(t *testing.T) []byte {

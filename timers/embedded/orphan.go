@@ -15,11 +15,15 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-const (
-	askWait  = 5 * time.Second  // for an earlier redis-server to say who it is
-	exitWait = 20 * time.Second // for it to end, after it was told to
-	termWait = 10 * time.Second // before SIGTERM is taken for unheard
-)
+// patience is how long takeOver waits, counted from the start for ask and from
+// the order to end for the others.
+type patience struct {
+	ask  time.Duration // for an earlier redis-server to say who it is
+	term time.Duration // for it to end, before it gets SIGTERM
+	exit time.Duration // ... before it gets SIGKILL, or is given up
+}
+
+var usualPatience = patience{ask: 5 * time.Second, term: 10 * time.Second, exit: 20 * time.Second}
 
 // takeOver returns the lock of redis-server in dir. The caller holds
 // lapse.lock, so whoever holds this one outlived its Lapse: it is ended, not
@@ -33,7 +37,7 @@ const (
 // Nothing but a process that answered on our own socket, from our own
 // configuration, is ever signalled: the pid in the file may have passed on to
 // a stranger.
-func takeOver(ctx context.Context, dir string, socket *socket, rdb *redis.Client, logger *slog.Logger) (*os.File, error) {
+func takeOver(ctx context.Context, dir string, socket *socket, rdb *redis.Client, wait patience, logger *slog.Logger) (*os.File, error) {
 	path := filepath.Join(dir, lockFile)
 	lock, err := tryLock(path)
 	if !errors.Is(err, errHeld) {
@@ -51,23 +55,23 @@ func takeOver(ctx context.Context, dir string, socket *socket, rdb *redis.Client
 			switch pid = identify(ctx, dir, socket, rdb); {
 			case pid != 0:
 				logger.Warn("an earlier redis-server survived its Lapse, ending it", "dir", dir, "pid", pid)
-				shutDown(ctx, rdb)
+				shutDown(ctx, rdb, wait.ask)
 				ask, begun = false, time.Now()
-			case time.Since(begun) > askWait:
+			case time.Since(begun) > wait.ask:
 				logger.Warn("an earlier redis-server holds the data directory and does not answer, waiting for its end", "dir", dir, "pid", readPid(path))
 				ask = false
 			}
 		}
 		waited := time.Since(begun)
 		switch {
-		case pid != 0 && !terminated && waited > termWait:
+		case pid != 0 && !terminated && waited > wait.term:
 			terminated = true
 			_ = syscall.Kill(pid, syscall.SIGTERM) // it may end this very moment
-		case waited > exitWait && pid != 0:
+		case waited > wait.exit && pid != 0:
 			logger.Warn("the earlier redis-server does not end, killing it", "pid", pid)
 			_ = syscall.Kill(pid, syscall.SIGKILL)
 			pid, begun = 0, time.Now()
-		case waited > exitWait:
+		case waited > wait.exit:
 			who := readPid(path)
 			return nil, fmt.Errorf("an earlier redis-server (pid %s) holds %s and does not end: see what it is doing, end it (kill %s), and start again", who, dir, who)
 		}
@@ -122,8 +126,8 @@ func identify(ctx context.Context, dir string, socket *socket, rdb *redis.Client
 
 // shutDown asks for an orderly end. A lost connection is the answer to expect;
 // whatever else comes back, the lock tells whether it ended.
-func shutDown(ctx context.Context, rdb *redis.Client) {
-	ctx, cancel := context.WithTimeout(ctx, askWait)
+func shutDown(ctx context.Context, rdb *redis.Client, wait time.Duration) {
+	ctx, cancel := context.WithTimeout(ctx, wait)
 	defer cancel()
 	_ = rdb.Shutdown(ctx).Err()
 }

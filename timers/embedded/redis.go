@@ -100,7 +100,7 @@ func (r *Redis) start(ctx context.Context, conf []byte) (err error) {
 	r.client = redis.NewClient(&redis.Options{
 		Network: "unix", Addr: r.socket.path, MaxRetries: -1, DialerRetries: 1, PoolSize: 1, ContextTimeoutEnabled: true,
 	})
-	if r.lock, err = takeOver(ctx, r.dir, r.socket, r.client, r.logger); err != nil {
+	if r.lock, err = takeOver(ctx, r.dir, r.socket, r.client, usualPatience, r.logger); err != nil {
 		return err
 	}
 	if err := writeConf(filepath.Join(r.dir, confFile), conf); err != nil {

@@ -272,12 +272,18 @@ func TestSecretsAreNotInherited(t *testing.T) {
 // parent is another Lapse, which can be killed.
 func parent(t *testing.T, path string) *exec.Cmd {
 	t.Helper()
+	return again(t, parentEnv, path)
+}
+
+// again runs this test binary as what the variable says, until it is ready.
+func again(t *testing.T, env, path string) *exec.Cmd {
+	t.Helper()
 	exe, err := os.Executable()
 	if err != nil {
 		t.Fatal(err)
 	}
 	cmd := exec.Command(exe)
-	cmd.Env = append(os.Environ(), parentEnv+"="+path)
+	cmd.Env = append(os.Environ(), env+"="+path)
 	cmd.Stderr = os.Stderr
 	out, err := cmd.StdoutPipe()
 	if err != nil {
@@ -291,7 +297,7 @@ func parent(t *testing.T, path string) *exec.Cmd {
 		_ = cmd.Wait()
 	})
 	if line, err := bufio.NewReader(out).ReadString('\n'); line != "ready\n" {
-		t.Fatalf("the parent says %q, %v", line, err)
+		t.Fatalf("it says %q, %v", line, err)
 	}
 	return cmd
 }
@@ -374,6 +380,59 @@ func TestSurvivorThatDoesNotAnswer(t *testing.T) {
 		t.Errorf("the survivor was harmed: %v", err)
 	}
 	startRedis(t, dir, RedisOptions{})
+}
+
+// TestSurvivorThatDoesNotEndIsKilled, but only because it has said who it is.
+func TestSurvivorThatDoesNotEndIsKilled(t *testing.T) {
+	dir := shortTemp(t)
+	if err := writeConf(filepath.Join(dir, confFile), nil); err != nil {
+		t.Fatal(err)
+	}
+	deaf := again(t, deafEnv, dir)
+	socket, err := openSocket(dir, sockFile)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer socket.close()
+	rdb := redis.NewClient(&redis.Options{Network: "unix", Addr: socket.path, MaxRetries: -1, DialerRetries: 1})
+	defer rdb.Close()
+	var log logged
+	wait := patience{ask: 5 * time.Second, term: 50 * time.Millisecond, exit: 200 * time.Millisecond}
+	lock, err := takeOver(soon(t), dir, socket, rdb, wait, logTo(&log, slog.LevelInfo))
+	if err != nil {
+		t.Fatal(err)
+	}
+	lock.Close()
+	if err := deaf.Wait(); err == nil || !strings.Contains(err.Error(), "killed") {
+		t.Errorf("it ended by %v", err)
+	}
+	if s := log.String(); !strings.Contains(s, "killing it") {
+		t.Errorf("the log:\n%s", s)
+	}
+}
+
+// TestSilentSurvivorIsGivenUp: what holds the lock and does not say who it is
+// is named and left alone.
+func TestSilentSurvivorIsGivenUp(t *testing.T) {
+	dir := shortTemp(t)
+	lock, err := tryLock(filepath.Join(dir, lockFile))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer lock.Close()
+	if err := writePid(lock, 4711); err != nil {
+		t.Fatal(err)
+	}
+	socket, err := openSocket(dir, sockFile)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var log logged
+	wait := patience{ask: 10 * time.Millisecond, term: 20 * time.Millisecond, exit: 50 * time.Millisecond}
+	_, err = takeOver(soon(t), dir, socket, nil, wait, logTo(&log, slog.LevelInfo))
+	if err == nil || !strings.Contains(err.Error(), "kill 4711") || !strings.Contains(err.Error(), dir) {
+		t.Errorf("%v", err)
+	}
 }
 
 // TestStrangerIsLeftAlone: a redis-server on our socket that holds our lock but
