@@ -26,6 +26,7 @@ var allowed = map[string][]string{
 	"timers/web":        {"timers/wire"},
 	"timers/embedded":   {},
 	"timers/timerstest": {"timers"},
+	"timers/endtoend":   {}, // tests of the whole program only
 }
 
 // only says which packages alone may use a library.

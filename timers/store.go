@@ -121,13 +121,13 @@ func (s *Store) Set(ctx context.Context, p int, items []SetItem) ([]SetResult, e
 	if err != nil {
 		return nil, writeError(err)
 	}
-	if len(out) != 1+len(items) {
+	if len(out) != 1+3*len(items) {
 		return nil, fmt.Errorf("%w: set answered %d values for %d timers", ErrUnconfirmed, len(out), len(items))
 	}
 	results := make([]SetResult, len(items))
 	for i := range items {
-		v, _ := out[i+1].([]any)
-		if len(v) < 3 {
+		v := out[1+3*i:]
+		if integer(v[0]) == 0 {
 			results[i].Err = &Invalid{What: "schedule", Value: items[i].Schedule, Rule: "out of range: at most 100 years ahead"}
 			continue
 		}
@@ -287,12 +287,12 @@ func (s *Store) Claim(ctx context.Context, p int, lease time.Duration, token str
 // repeat.
 func (s *Store) Ack(ctx context.Context, p int, claims []*Claim) error {
 	keys := append(make([]string, 0, 2+len(claims)), s.keys.Due(p), s.keys.Tried(p))
-	args := make([]any, 0, 3*len(claims))
+	args := make([]any, 0, 2*len(claims))
 	shadow := s.keys.ShadowPrefix(p)
 	for _, c := range claims {
 		member := c.Member()
 		keys = append(keys, shadow+member)
-		args = append(args, member, c.Rev, c.Token)
+		args = append(args, member, c.Token)
 	}
 	return writeError(s.run(ctx, scriptAck, keys, args).Err())
 }

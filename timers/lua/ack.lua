@@ -1,18 +1,18 @@
 -- Removes timers whose delivery was confirmed, with all their records.
 --
 -- KEYS  due, tried, then per timer: shadow
--- ARGV  per timer: member, rev, token
+-- ARGV  per timer: member, token
 -- Gives how many were removed.
 --
--- Another rev or token changes nothing: the timer was set again, or claimed by
--- another after the lease. Safe to run twice.
+-- Another token changes nothing: the timer was claimed by another after the
+-- lease, or set again, which drops the token; so it stands for the rev as well.
+-- Safe to run twice.
 
 local shadows, members = {}, {}
 for i = 1, #KEYS - 2 do
-  local v = redis.pcall('HMGET', KEYS[i + 2], 'r', 'k')
-  if not v.err and v[1] == ARGV[3 * i - 1] and v[2] == ARGV[3 * i] then
+  if redis.pcall('HGET', KEYS[i + 2], 'k') == ARGV[2 * i] then
     shadows[#shadows + 1] = KEYS[i + 2]
-    members[#members + 1] = ARGV[3 * i - 2]
+    members[#members + 1] = ARGV[2 * i - 1]
   end
 end
 if #shadows > 0 then

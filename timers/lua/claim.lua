@@ -15,6 +15,7 @@
 -- that none of them holds up the others.
 
 local lease, token, budget = tonumber(ARGV[1]), ARGV[2], tonumber(ARGV[3])
+local until_s, now_s = int(now + lease), int(now)
 local out = {now_us, 0}
 local n = #ARGV - 3
 if n == 0 then
@@ -22,6 +23,7 @@ if n == 0 then
 end
 local scores = redis.call('ZMSCORE', KEYS[1], unpack(ARGV, 4))
 local unlink, zrem, due, tried, claimed = {}, {}, {}, {}, {}
+local untried = {}
 
 local function drop(i)
   unlink[#unlink + 1] = KEYS[2 * i + 1]
@@ -30,12 +32,14 @@ local function drop(i)
 end
 
 for i = 1, n do
-  local member, score = ARGV[i + 3], tonumber(scores[i] or '')
-  local v = redis.pcall('HMGET', KEYS[2 * i + 2], 'r', 'd', 'a', 'k', 'u', 'x', 'c', 'p', 'h')
-  local rev, d = tonumber(v[1] or ''), tonumber(v[2] or '')
-  local attempt = tonumber(v[3] or '') or 0
+  local member, score, shadow = ARGV[i + 3], tonumber(scores[i] or ''), KEYS[2 * i + 2]
+  local v = redis.pcall('HMGET', shadow, 'r', 'd', 'p', 'h', 'a')
+  local rev, d, payload, headers = tonumber(v[1] or ''), tonumber(v[2] or ''), v[3], v[4] or ''
+  -- What only a claim writes is there after the first one: k, u, x, c.
+  local before = v[5] and redis.call('HMGET', shadow, 'k', 'u', 'x', 'c') or untried
+  local attempt = tonumber(v[5] or '') or 0
   out[i + 2] = 0
-  if v.err or (v[1] or v[2] or v[8]) and not (rev and d and v[8]) then
+  if v.err or (v[1] or v[2] or payload) and not (rev and d and payload) then
     drop(i)
     out[2] = out[2] + 1
   elseif not rev then
@@ -43,33 +47,33 @@ for i = 1, n do
       drop(i)
       out[2] = out[2] + 1
     end
-  elseif v[4] == token and score then
-    out[i + 2] = {rev, d, attempt, v[5] and 1 or 0, tonumber(v[7] or '') or now, v[8], v[9] or ''}
+  elseif before[1] == token and score then
+    out[i + 2] = {rev, d, attempt, before[2] and 1 or 0, tonumber(before[4] or '') or now, payload, headers}
   else
     if not score or (score <= now and d > now) then
       -- The backup lost it, or was pulled ahead of the due time.
       score = d
-      due[#due + 1] = int(d)
+      due[#due + 1] = v[2]
       due[#due + 1] = member
       out[2] = out[2] + 1
     end
     if score > now then
       out[i + 2] = 0
-    elseif v[6] then
+    elseif before[3] then
       drop(i)
     elseif budget <= 0 then
       out[i + 2] = 1
     else
-      budget = budget - #v[8] - #(v[9] or '')
-      local unsure = v[4] or v[5]
+      budget = budget - #payload - #headers
+      local unsure = before[1] or before[2]
       attempt = attempt + 1
       unlink[#unlink + 1] = KEYS[2 * i + 1]
-      due[#due + 1] = int(now + lease)
+      due[#due + 1] = until_s
       due[#due + 1] = member
-      tried[#tried + 1] = int(d)
+      tried[#tried + 1] = v[2]
       tried[#tried + 1] = member
-      claimed[#claimed + 1] = {KEYS[2 * i + 2], attempt, unsure}
-      out[i + 2] = {rev, d, attempt, unsure and 1 or 0, now, v[8], v[9] or ''}
+      claimed[#claimed + 1] = {shadow, attempt, unsure}
+      out[i + 2] = {rev, d, attempt, unsure and 1 or 0, now, payload, headers}
     end
   end
 end
@@ -93,9 +97,9 @@ if #tried > 0 then
 end
 for _, c in ipairs(claimed) do
   if c[3] then
-    redis.call('HSET', c[1], 'a', int(c[2]), 'k', token, 'c', int(now), 'u', '1')
+    redis.call('HSET', c[1], 'a', c[2], 'k', token, 'c', now_s, 'u', '1')
   else
-    redis.call('HSET', c[1], 'a', int(c[2]), 'k', token, 'c', int(now))
+    redis.call('HSET', c[1], 'a', c[2], 'k', token, 'c', now_s)
   end
 end
 return out

@@ -3,10 +3,10 @@
 -- The time is read once: up to Redis 7.0 TIME moves while a script runs. Redis's
 -- clock decides what is due; no caller passes a time in.
 --
--- Fields of a shadow hash: p payload, h headers, d due (ms), r rev, s schedule,
--- a attempts; while claimed k token and c claimed at (ms); u "1" once an attempt
--- ended without a known outcome, for the rest of this life; x "1" once a cancel
--- came too late: no further attempt.
+-- Fields of a shadow hash: p payload, h headers (absent when there are none),
+-- d due (ms), r rev, s schedule; a attempts, from the first on; while claimed k
+-- token and c claimed at (ms); u "1" once an attempt ended without a known outcome,
+-- for the rest of this life; x "1" once a cancel came too late: no further attempt.
 --
 -- Lua does not roll back, and over maxmemory Redis refuses a script whose first
 -- write may grow. So scripts that must drain begin with UNLINK, and those that
