@@ -268,7 +268,7 @@ func (f *Firer) claim(ctx context.Context, p int, refs []Ref, source Source) (in
 
 	sent := time.Now()
 	token := f.tokens + "." + formatToken(f.token.Add(1))
-	res, err := f.claimOnce(ctx, p, token, refs)
+	res, err := f.claimOnce(ctx, p, token, sent, refs)
 	if err != nil {
 		f.stats.ClaimErrors.Add(1)
 		return 0, err
@@ -302,23 +302,21 @@ func (f *Firer) claim(ctx context.Context, p int, refs []Ref, source Source) (in
 // ErrStale is why a claim was not published after its PublishBy.
 var ErrStale = errors.New("half the lease was over before it could be published")
 
-// claimOnce sends the claim, and sends it again with the same token when the
-// reply was lost: what the first one claimed is answered again.
-func (f *Firer) claimOnce(ctx context.Context, p int, token string, refs []Ref) (ClaimResult, error) {
-	var res ClaimResult
-	var err error
-	for i := range 3 {
-		if i > 0 {
-			if err := sleep(ctx, 20*time.Millisecond); err != nil {
-				return res, err
-			}
-		}
-		res, err = f.store.Claim(ctx, p, f.cfg.Lease, token, claimBytes, refs)
-		if !errors.Is(err, ErrUnconfirmed) || ctx.Err() != nil {
+// claimOnce sends the claim. Once a reply was lost it sends the claim again with
+// the same token until there is an answer, however long Redis is away: what the
+// first one claimed is answered again. Given up, those timers would wait for the
+// end of their lease, so only that ends it. An answer that comes too late to
+// publish by is still worth having: its claims are given back.
+func (f *Firer) claimOnce(ctx context.Context, p int, token string, sent time.Time, refs []Ref) (ClaimResult, error) {
+	lost, pause := false, 20*time.Millisecond
+	for {
+		res, err := f.store.Claim(ctx, p, f.cfg.Lease, token, claimBytes, refs)
+		lost = lost || errors.Is(err, ErrUnconfirmed)
+		if err == nil || !lost || time.Since(sent) > f.cfg.Lease || sleep(ctx, pause) != nil {
 			return res, err
 		}
+		pause = min(2*pause, 500*time.Millisecond)
 	}
-	return res, err
 }
 
 // settle acknowledges what was delivered and releases what was not.
