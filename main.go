@@ -328,7 +328,7 @@ func runService(ctx context.Context, cfg config, logger *slog.Logger, out io.Wri
 		}
 	})
 
-	redisURL, natsConn, natsShown, err := servers(ctx, cfg, logger, &down)
+	redisURL, natsConn, natsShown, err := servers(ctx, &cfg, logger, &down)
 	if err != nil {
 		return err
 	}
@@ -458,7 +458,7 @@ func (in *instance) wire(logger *slog.Logger, keys *timers.Keys, prefix wire.Pre
 
 // servers starts the embedded servers that are asked for, and says how to
 // reach both: the last string is for people and has no secrets.
-func servers(ctx context.Context, cfg config, logger *slog.Logger, down *teardown) (redisURL string, nc service.ConnConfig, shown string, err error) {
+func servers(ctx context.Context, cfg *config, logger *slog.Logger, down *teardown) (redisURL string, nc service.ConnConfig, shown string, err error) {
 	redisURL, nc, shown = cfg.RedisURL, service.ConnConfig{URL: cfg.NATSURL, Creds: cfg.NATSCreds, Logger: logger}, service.Redact(cfg.NATSURL)
 	if redisURL != "embedded" && cfg.NATSURL != "embedded" {
 		return redisURL, nc, shown, nil
@@ -474,6 +474,8 @@ func servers(ctx context.Context, cfg config, logger *slog.Logger, down *teardow
 			return "", nc, "", err
 		}
 		down.push(func(ctx context.Context) { server.Stop(ctx) }) //nolint:errcheck // the process ends
+		// A server with less room than that refuses the stream.
+		cfg.StreamMaxBytes = min(cfg.StreamMaxBytes, server.MaxStore())
 		nc.URL, nc.Options, shown = server.ClientURL(), server.ConnectOptions(), server.ClientURL()
 	}
 	if redisURL == "embedded" {

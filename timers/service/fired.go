@@ -31,20 +31,28 @@ func msgID(prefix wire.Prefix, c *timers.Claim) string {
 	return base64.RawURLEncoding.EncodeToString(sum[:msgIDLength*6/8])
 }
 
+// firedHeaders are Lapse's own headers of a fired event, in the order in which
+// firedMessage fills them.
+var firedHeaders = [...]string{
+	wire.HeaderTopic, wire.HeaderID, wire.HeaderRev, wire.HeaderDue, wire.HeaderFired,
+	wire.HeaderAttempt, wire.HeaderSource, wire.HeaderMsgID,
+}
+
 // firedMessage is what a claimed timer becomes on NATS. Headers that a foreign
 // hand has damaged are left out from the damage on: a timer without them is
 // worth more than none.
 func firedMessage(prefix wire.Prefix, c *timers.Claim, source timers.Source) *nats.Msg {
 	h := make(nats.Header, 12)
 	decodeHeaders(c.Headers, h)
-	h[wire.HeaderTopic] = []string{c.Topic}
-	h[wire.HeaderID] = []string{c.ID}
-	h[wire.HeaderRev] = []string{strconv.FormatInt(c.Rev, 10)}
-	h[wire.HeaderDue] = []string{wire.FormatTime(c.Due)}
-	h[wire.HeaderFired] = []string{wire.FormatTime(c.Fired)}
-	h[wire.HeaderAttempt] = []string{strconv.Itoa(c.Attempt)}
-	h[wire.HeaderSource] = []string{string(source)}
-	h[wire.HeaderMsgID] = []string{msgID(prefix, c)}
+	// One allocation for all values; each header gets its own piece.
+	values := [...]string{
+		c.Topic, c.ID, strconv.FormatInt(c.Rev, 10), wire.FormatTime(c.Due), wire.FormatTime(c.Fired),
+		strconv.Itoa(c.Attempt), string(source), msgID(prefix, c),
+	}
+	own := values[:]
+	for i, name := range firedHeaders {
+		h[name] = own[i : i+1 : i+1]
+	}
 	return &nats.Msg{Subject: prefix.Fired(c.Topic), Header: h, Data: c.Payload}
 }
 

@@ -1,6 +1,7 @@
 package service
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -272,6 +273,8 @@ func (j *JetStream) acknowledged(m *nats.Msg) {
 		// The server itself says that nobody took it.
 		d = timers.Delivery{Outcome: timers.Refused, Err: nats.ErrNoResponders}
 		j.look()
+	case j.plainAck(m.Data):
+		d = timers.Delivery{Outcome: timers.Delivered}
 	case json.Unmarshal(m.Data, &ack) != nil, ack.Stream != j.Stream():
 		j.strange.Add(1)
 		return
@@ -290,6 +293,23 @@ func (j *JetStream) acknowledged(m *nats.Msg) {
 	if a != nil {
 		j.settle(a, d)
 	}
+}
+
+// plainAck recognises the acknowledgement that all but a few are, byte for byte
+// as the server writes it: {"stream":"NAME", "seq":123}. Whatever differs is
+// read as JSON.
+func (j *JetStream) plainAck(b []byte) bool {
+	s := j.stream.Load()
+	rest, ok := bytes.CutPrefix(b, s.ack)
+	if !ok || len(rest) < 2 || rest[0] == '0' || rest[len(rest)-1] != '}' {
+		return false
+	}
+	for _, c := range rest[:len(rest)-1] {
+		if c < '0' || c > '9' {
+			return false
+		}
+	}
+	return true
 }
 
 // refused shows a refusal by the stream in the health until a check finds it

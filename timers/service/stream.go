@@ -37,6 +37,12 @@ type stream struct {
 	maxMsgSize int // bytes with headers, 0 for no limit of its own
 	duplicates time.Duration
 	made       bool
+	ack        []byte // how the server begins a plain acknowledgement of it
+}
+
+func newStream(name string, maxMsgSize int32, duplicates time.Duration, made bool) stream {
+	return stream{name: name, maxMsgSize: int(max(maxMsgSize, 0)), duplicates: duplicates, made: made,
+		ack: fmt.Appendf(nil, "{\"stream\":%q, \"seq\":", name)}
 }
 
 // CheckRequests refuses streams that would answer requests in Lapse's place:
@@ -95,7 +101,7 @@ func findStream(ctx context.Context, nc *nats.Conn, prefix wire.Prefix, cfg Stre
 		case c.Mirror != nil:
 			return refuse("is a mirror")
 		}
-		return stream{name: c.Name, maxMsgSize: int(max(c.MaxMsgSize, 0)), duplicates: c.Duplicates}, nil
+		return newStream(c.Name, c.MaxMsgSize, c.Duplicates, false), nil
 	}
 
 	made := jetstream.StreamConfig{
@@ -112,7 +118,7 @@ func findStream(ctx context.Context, nc *nats.Conn, prefix wire.Prefix, cfg Stre
 	s, err := js.CreateStream(ctx, made)
 	switch {
 	case err == nil:
-		return stream{name: cfg.Name, duplicates: s.CachedInfo().Config.Duplicates, made: true}, nil
+		return newStream(cfg.Name, -1, s.CachedInfo().Config.Duplicates, true), nil
 	case errors.Is(err, jetstream.ErrStreamNameAlreadyInUse):
 		// Another instance was first, which the next look shows; or it is a
 		// stream of that name for something else.
