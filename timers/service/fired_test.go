@@ -94,9 +94,9 @@ func TestOnlyOurStreamAcknowledges(t *testing.T) {
 	j := &JetStream{}
 	s := newStream("TIMERS", 0, 0, false)
 	j.stream.Store(&s)
-	require.True(t, j.plainAck([]byte(`{"stream":"TIMERS", "seq":12}`)))
-	for _, other := range []string{"", `{"stream":"TIMERS", "seq":}`, `{"stream":"TIMERS", "seq":0}`, `{"stream":"TIMER", "seq":12}`, `{"stream":"TIMERS2", "seq":12}`,
-		`{"stream":"TIMERS", "seq":12,"duplicate": true}`, `{"stream":"TIMERS", "seq":12`, `{"stream":"TIMERS", "seq":1}}`, `ok`} {
+	require.True(t, j.plainAck([]byte(`{"stream":"TIMERS","seq":12}`)))
+	for _, other := range []string{"", `{"stream":"TIMERS","seq":}`, `{"stream":"TIMERS","seq":0}`, `{"stream":"TIMER","seq":12}`, `{"stream":"TIMERS2","seq":12}`,
+		`{"stream":"TIMERS","seq":12,"duplicate": true}`, `{"stream":"TIMERS","seq":12`, `{"stream":"TIMERS","seq":1}}`, `ok`} {
 		require.False(t, j.plainAck([]byte(other)), other)
 	}
 }

@@ -296,7 +296,7 @@ func (j *JetStream) acknowledged(m *nats.Msg) {
 }
 
 // plainAck recognises the acknowledgement that all but a few are, byte for byte
-// as the server writes it: {"stream":"NAME", "seq":123}. Whatever differs is
+// as the server writes it: {"stream":"NAME","seq":123}. Whatever differs is
 // read as JSON.
 func (j *JetStream) plainAck(b []byte) bool {
 	s := j.stream.Load()

@@ -42,7 +42,7 @@ type stream struct {
 
 func newStream(name string, maxMsgSize int32, duplicates time.Duration, made bool) stream {
 	return stream{name: name, maxMsgSize: int(max(maxMsgSize, 0)), duplicates: duplicates, made: made,
-		ack: fmt.Appendf(nil, "{\"stream\":%q, \"seq\":", name)}
+		ack: fmt.Appendf(nil, "{\"stream\":%q,\"seq\":", name)}
 }
 
 // CheckRequests refuses streams that would answer requests in Lapse's place:
