@@ -21,6 +21,7 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"math/rand/v2"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -30,7 +31,7 @@ import (
 
 // Store is what a Loop asks of the backup set.
 type Store interface {
-	Due(ctx context.Context, p int, grace time.Duration, touch, overdue int) (timers.DueScan, error)
+	Due(ctx context.Context, p int, grace time.Duration, touch, skip, overdue int) (timers.DueScan, error)
 	Discard(ctx context.Context, p int, members []string) error
 }
 
@@ -61,6 +62,8 @@ const (
 	touchBatch = 2048
 	// sweepBatch is how many overdue timers are claimed at a time.
 	sweepBatch = 256
+	// spread is over how many batches instances spread that meet each other.
+	spread = 4
 	// lookAtLeast is the longest sleep: what another instance has set, or a
 	// foreign hand has moved, is seen by then.
 	lookAtLeast = time.Second
@@ -92,6 +95,7 @@ type part struct {
 	wake    chan struct{}     // one slot
 	overdue chan []timers.Ref // one slot, taken by the sweeping goroutine
 	more    chan struct{}     // one slot: the sweeping goroutine is done, look again
+	skip    atomic.Int64     // overdue timers to pass over, since others are at the first ones
 	plan    atomic.Int64      // when it means to look next, ms on Redis's clock; 0: it is looking
 	missed  time.Time         // when Missed was last called; the nudging goroutine's
 }
@@ -188,7 +192,11 @@ func (l *Loop) pass(ctx context.Context, p *part) (time.Duration, error) {
 		// Everything due is overdue: nobody will say so.
 		grace = 0
 	}
-	scan, err := l.cfg.Store.Due(ctx, p.p, grace, touchBatch, sweepBatch)
+	skip := int(p.skip.Swap(0))
+	scan, err := l.cfg.Store.Due(ctx, p.p, grace, touchBatch, skip, sweepBatch)
+	if err == nil && skip > 0 && len(scan.Overdue) == 0 {
+		scan, err = l.cfg.Store.Due(ctx, p.p, grace, touchBatch, 0, sweepBatch)
+	}
 	if err != nil {
 		return 0, err
 	}
@@ -262,6 +270,11 @@ func (l *Loop) sweep(ctx context.Context, p *part) {
 			// The next look comes by itself: nothing is gained by haste.
 		default:
 			// Claimed by us or by another instance, they are out of the way now.
+			if claimed < len(refs)/2 {
+				// Instances that all begin with the oldest claim the same ones, and
+				// all but one for nothing; so they spread out.
+				p.skip.Store(sweepBatch * rand.Int64N(spread))
+			}
 			signal(p.more)
 		}
 	}

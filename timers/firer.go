@@ -310,7 +310,7 @@ var ErrStale = errors.New("half the lease was over before it could be published"
 func (f *Firer) claimOnce(ctx context.Context, p int, token string, sent time.Time, refs []Ref) (ClaimResult, error) {
 	lost, pause := false, 20*time.Millisecond
 	for {
-		res, err := f.store.Claim(ctx, p, f.cfg.Lease, token, claimBytes, refs)
+		res, err := f.store.Claim(ctx, p, f.cfg.Lease, token, lost, claimBytes, refs)
 		lost = lost || errors.Is(err, ErrUnconfirmed)
 		if err == nil || !lost || time.Since(sent) > f.cfg.Lease || sleep(ctx, pause) != nil {
 			return res, err

@@ -246,10 +246,15 @@ type ClaimResult struct {
 
 // Claim claims those of the timers of partition p, at most [MaxBatch], that
 // need attention now, until about maxBytes of payload are handed out (at
-// least one timer is). Repeating it with the same token gives the same claims.
-func (s *Store) Claim(ctx context.Context, p int, lease time.Duration, token string, maxBytes int, refs []Ref) (ClaimResult, error) {
+// least one timer is). With again it repeats a claim of the same token whose
+// reply was lost, and gives what that one claimed.
+func (s *Store) Claim(ctx context.Context, p int, lease time.Duration, token string, again bool, maxBytes int, refs []Ref) (ClaimResult, error) {
 	keys := s.refKeys(p, refs)
-	args := append(make([]any, 0, 3+len(refs)), lease.Milliseconds(), token, max(maxBytes, 1))
+	repeated := ""
+	if again {
+		repeated = "again"
+	}
+	args := append(make([]any, 0, 4+len(refs)), lease.Milliseconds(), token, max(maxBytes, 1), repeated)
 	for _, r := range refs {
 		args = append(args, r.Member())
 	}
@@ -334,10 +339,11 @@ type DueScan struct {
 
 // Due looks at the backup set of partition p and touches the triggers of up
 // to touch timers (at most 4,096) that became due within the grace; it names
-// up to overdue timers that are later than that.
-func (s *Store) Due(ctx context.Context, p int, grace time.Duration, touch, overdue int) (DueScan, error) {
+// up to overdue timers that are later than that, after passing over skip of
+// them.
+func (s *Store) Due(ctx context.Context, p int, grace time.Duration, touch, skip, overdue int) (DueScan, error) {
 	out, err := s.run(ctx, scriptDue, []string{s.keys.Due(p)},
-		[]any{s.keys.TriggerPrefix(p), grace.Milliseconds(), touch, overdue}).Slice()
+		[]any{s.keys.TriggerPrefix(p), grace.Milliseconds(), touch, skip, overdue}).Slice()
 	if err != nil {
 		return DueScan{}, err
 	}

@@ -55,7 +55,15 @@ func (r *rig) cancel(id string) timers.CancelResult {
 
 func (r *rig) claim(token string, lease time.Duration, ids ...string) timers.ClaimResult {
 	r.Helper()
-	res, err := r.store.Claim(r.Context(), 0, lease, token, 1<<20, refs(ids...))
+	res, err := r.store.Claim(r.Context(), 0, lease, token, false, 1<<20, refs(ids...))
+	require.NoError(r, err)
+	return res
+}
+
+// claimAgain repeats a claim whose reply was lost.
+func (r *rig) claimAgain(token string, ids ...string) timers.ClaimResult {
+	r.Helper()
+	res, err := r.store.Claim(r.Context(), 0, time.Minute, token, true, 1<<20, refs(ids...))
 	require.NoError(r, err)
 	return res
 }
@@ -135,8 +143,9 @@ func TestLifeFromSetToAck(t *testing.T) {
 	require.Equal(t, timers.Firing, r.get("a").State)
 
 	require.Empty(t, r.claim("t2", time.Second, "a").Claims, "the lease holds")
-	again := r.claim("t1", 10*time.Second, "a")
+	again := r.claimAgain("t1", "a")
 	require.Equal(t, claimed.Claims, again.Claims, "a claim whose reply was lost is answered again")
+	require.Empty(t, r.claimAgain("t2", "a").Claims, "but only to its own token")
 
 	r.ack(c)
 	require.Nil(t, r.get("a"))
@@ -314,7 +323,7 @@ func TestRefusedIsScheduledAgain(t *testing.T) {
 	require.Equal(t, 2, r.get("x").Attempts)
 	r.release(c, false, 0)
 	require.Equal(t, timers.Firing, r.get("x").State, "an old token changes nothing")
-	r.ack(r.claim("t3", time.Minute, "x").Claims[0])
+	r.ack(r.claimAgain("t3", "x").Claims[0])
 	r.clean()
 
 	// Never handed over: a cancel is in time.
@@ -363,6 +372,15 @@ func TestLapsedClaimIsUnsure(t *testing.T) {
 	r.clean()
 }
 
+func TestNameTwiceInABatchIsClaimedOnce(t *testing.T) {
+	r := newRig(t)
+	res := r.set("x", 0, "A")
+	r.past(res.Due)
+	claimed := r.claim("t", time.Minute, "x", "x")
+	require.Len(t, claimed.Claims, 1)
+	require.Equal(t, 1, r.get("x").Attempts)
+}
+
 func TestClaimStopsAtItsBytes(t *testing.T) {
 	r := newRig(t)
 	ids := []string{"a", "b", "c"}
@@ -371,11 +389,11 @@ func TestClaimStopsAtItsBytes(t *testing.T) {
 		due = r.set(id, 0, strings.Repeat("x", 1000)).Due
 	}
 	r.past(due)
-	res, err := r.store.Claim(t.Context(), 0, time.Minute, "t", 1500, refs(ids...))
+	res, err := r.store.Claim(t.Context(), 0, time.Minute, "t", false, 1500, refs(ids...))
 	require.NoError(t, err)
 	require.Len(t, res.Claims, 2)
 	require.Equal(t, refs("c"), res.Later)
-	res, err = r.store.Claim(t.Context(), 0, time.Minute, "t2", 1, res.Later)
+	res, err = r.store.Claim(t.Context(), 0, time.Minute, "t2", false, 1, res.Later)
 	require.NoError(t, err)
 	require.Len(t, res.Claims, 1, "one at least, however large")
 }
@@ -530,7 +548,7 @@ func TestScriptsSurviveFlush(t *testing.T) {
 	due := r.set("x", 0, "A").Due
 	r.past(due)
 	flush()
-	scan, err := r.store.Due(t.Context(), 0, time.Minute, 10, 10)
+	scan, err := r.store.Due(t.Context(), 0, time.Minute, 10, 0, 10)
 	require.NoError(t, err)
 	require.Equal(t, 1, scan.Touched)
 	flush()
@@ -560,7 +578,7 @@ func TestDueTouchesTriggers(t *testing.T) {
 	due := r.set("x", 10*time.Millisecond, "A").Due
 	next := r.set("y", time.Hour, "B").Due
 	r.past(due)
-	scan, err := r.store.Due(t.Context(), 0, time.Minute, 10, 10)
+	scan, err := r.store.Due(t.Context(), 0, time.Minute, 10, 0, 10)
 	require.NoError(t, err)
 	require.Equal(t, timers.DueScan{Now: scan.Now, Next: next, Touched: 1, Oldest: due}, scan)
 	msg, err := sub.ReceiveMessage(t.Context())
@@ -568,7 +586,7 @@ func TestDueTouchesTriggers(t *testing.T) {
 	require.Equal(t, r.keys.Trigger(ref("x")), msg.Payload)
 
 	require.NoError(t, r.rdb.ZAdd(t.Context(), r.keys.Due(0), redis.Z{Score: 1, Member: "nonsense"}).Err())
-	scan, err = r.store.Due(t.Context(), 0, 0, 10, 10)
+	scan, err = r.store.Due(t.Context(), 0, 0, 10, 0, 10)
 	require.NoError(t, err)
 	require.Equal(t, refs("x"), scan.Overdue, "without a grace it is overdue at once")
 	require.Equal(t, []string{"nonsense"}, scan.Strange)
@@ -624,7 +642,7 @@ func TestListIsInOrderOfDueAndComplete(t *testing.T) {
 			r.past(now)
 			for i := range 20 {
 				ref := timers.Ref{Topic: "a", ID: fmt.Sprint("now", i)}
-				res, err := store.Claim(t.Context(), keys.Partition(ref), 2*time.Hour, "t", 1, []timers.Ref{ref})
+				res, err := store.Claim(t.Context(), keys.Partition(ref), 2*time.Hour, "t", false, 1, []timers.Ref{ref})
 				require.NoError(t, err)
 				require.Len(t, res.Claims, 1)
 			}

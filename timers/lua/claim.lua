@@ -1,7 +1,8 @@
 -- Claims timers that need attention: the one decision on what is fired.
 --
 -- KEYS  due, tried, then per timer: trigger, shadow
--- ARGV  lease (ms), token, most bytes to hand out, then per timer: member
+-- ARGV  lease (ms), token, most bytes to hand out, "again" for a repetition or "",
+--       then per timer: member
 -- Gives {now (us), records repaired, then per timer one of
 --       0  nothing to do: not due, claimed by another, gone, or repaired
 --       1  due, but the bytes are used up: ask again
@@ -10,35 +11,37 @@
 -- The backup score and Redis's clock decide; who asks and why does not matter.
 -- A claim moves the score to now + lease. A timer whose score came round again
 -- while it holds a token is one whose claimer said nothing: unsure for good.
--- Safe to run twice with the same token: what it claimed is answered again.
+-- Safe to run twice with the same token: what it claimed is answered again, at a
+-- repetition. Else a score in the future is answered without a look at the rest,
+-- since most hints of several instances come second.
 -- Records that do not fit together are mended or removed here, one by one, so
 -- that none of them holds up the others.
 
 local lease, token, budget = tonumber(ARGV[1]), ARGV[2], tonumber(ARGV[3])
 local until_s, now_s = int(now + lease), int(now)
 local out = {now_us, 0}
-local n = #ARGV - 3
+local again = ARGV[4] ~= ''
+local n = #ARGV - 4
 if n == 0 then
   return out
 end
-local scores = redis.call('ZMSCORE', KEYS[1], unpack(ARGV, 4))
+local scores = redis.call('ZMSCORE', KEYS[1], unpack(ARGV, 5))
 local unlink, zrem, due, tried, claimed = {}, {}, {}, {}, {}
 local untried = {}
 
 local function drop(i)
   unlink[#unlink + 1] = KEYS[2 * i + 1]
   unlink[#unlink + 1] = KEYS[2 * i + 2]
-  zrem[#zrem + 1] = ARGV[i + 3]
+  zrem[#zrem + 1] = ARGV[i + 4]
 end
 
-for i = 1, n do
-  local member, score, shadow = ARGV[i + 3], tonumber(scores[i] or ''), KEYS[2 * i + 2]
+-- Decides on one timer whose score has come, or is missing.
+local function decide(i, member, score, shadow)
   local v = redis.pcall('HMGET', shadow, 'r', 'd', 'p', 'h', 'a')
   local rev, d, payload, headers = tonumber(v[1] or ''), tonumber(v[2] or ''), v[3], v[4] or ''
   -- What only a claim writes is there after the first one: k, u, x, c.
   local before = v[5] and redis.call('HMGET', shadow, 'k', 'u', 'x', 'c') or untried
   local attempt = tonumber(v[5] or '') or 0
-  out[i + 2] = 0
   if v.err or (v[1] or v[2] or payload) and not (rev and d and payload) then
     drop(i)
     out[2] = out[2] + 1
@@ -75,6 +78,16 @@ for i = 1, n do
       claimed[#claimed + 1] = {shadow, attempt, unsure}
       out[i + 2] = {rev, d, attempt, unsure and 1 or 0, now, payload, headers}
     end
+  end
+end
+
+local met = {} -- a name may come twice: two events of one batch
+for i = 1, n do
+  local member, score = ARGV[i + 4], tonumber(scores[i] or '')
+  out[i + 2] = 0
+  if not met[member] and (again or not score or score <= now) then
+    met[member] = true
+    decide(i, member, score, KEYS[2 * i + 2])
   end
 end
 

@@ -2,7 +2,8 @@
 -- the grace, so that Redis expires them now and their events leave.
 --
 -- KEYS  due
--- ARGV  trigger prefix, grace (ms), most to touch, most overdue to name
+-- ARGV  trigger prefix, grace (ms), most to touch, how many of the overdue to pass over,
+--       most of them to name
 -- Gives {now (us), next score in the future (ms) or -1, triggers still there,
 --        touched, oldest score touched (ms) or -1, then the members overdue by
 --        more than the grace, oldest first}
@@ -14,7 +15,7 @@
 -- set. It changes none of our records, so it is safe to run at any time.
 
 local edge = int(now - tonumber(ARGV[2]))
-local overdue = redis.call('ZRANGEBYSCORE', KEYS[1], '-inf', edge, 'LIMIT', 0, ARGV[4])
+local overdue = redis.call('ZRANGEBYSCORE', KEYS[1], '-inf', edge, 'LIMIT', ARGV[4], ARGV[5])
 local fresh = redis.call('ZRANGEBYSCORE', KEYS[1], '(' .. edge, int(now), 'LIMIT', 0, ARGV[3])
 local following = redis.call('ZRANGEBYSCORE', KEYS[1], '(' .. int(now), '+inf', 'WITHSCORES', 'LIMIT', 0, 1)
 
