@@ -95,7 +95,7 @@ type part struct {
 	wake    chan struct{}     // one slot
 	overdue chan []timers.Ref // one slot, taken by the sweeping goroutine
 	more    chan struct{}     // one slot: the sweeping goroutine is done, look again
-	skip    atomic.Int64     // overdue timers to pass over, since others are at the first ones
+	skip    atomic.Int64      // overdue timers to pass over, since others are at the first ones
 	plan    atomic.Int64      // when it means to look next, ms on Redis's clock; 0: it is looking
 	missed  time.Time         // when Missed was last called; the nudging goroutine's
 }

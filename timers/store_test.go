@@ -414,8 +414,16 @@ func TestInconsistentRecordsHoldUpNobody(t *testing.T) {
 		},
 		"attempts are no number": func(r *rig, h string) bool { r.rdb.HSet(r.Context(), h, "a", "x"); return true },
 		"trigger deleted":        func(r *rig, h string) bool { r.rdb.Del(r.Context(), r.keys.Trigger(ref("broken"))); return true },
-		"trigger overwritten":    func(r *rig, h string) bool { r.rdb.Set(r.Context(), r.keys.Trigger(ref("broken")), "x", 0); return true },
-		"trigger is a list":      func(r *rig, h string) bool { k := r.keys.Trigger(ref("broken")); r.rdb.Del(r.Context(), k); r.rdb.LPush(r.Context(), k, "x"); return true },
+		"trigger overwritten": func(r *rig, h string) bool {
+			r.rdb.Set(r.Context(), r.keys.Trigger(ref("broken")), "x", 0)
+			return true
+		},
+		"trigger is a list": func(r *rig, h string) bool {
+			k := r.keys.Trigger(ref("broken"))
+			r.rdb.Del(r.Context(), k)
+			r.rdb.LPush(r.Context(), k, "x")
+			return true
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			r := newRig(t)
