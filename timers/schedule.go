@@ -76,8 +76,13 @@ func parseTime(s string) (int64, error) {
 			return 0, fmt.Errorf("no digits after the point")
 		}
 	}
-	if zone != "Z" && zone != "z" && !shaped(zone, "+dd:dd") && !shaped(zone, "-dd:dd") {
-		return 0, fmt.Errorf("no offset: want Z, or one such as +05:30")
+	if zone != "Z" && zone != "z" {
+		if !shaped(zone, "+dd:dd") && !shaped(zone, "-dd:dd") {
+			return 0, fmt.Errorf("no offset: want Z, or one such as +05:30")
+		}
+		if zone[1:3] > "23" || zone[4:6] > "59" { // time.Parse takes 24 and 60
+			return 0, fmt.Errorf("no such offset: at most 23:59")
+		}
 	}
 	t, err := time.Parse("2006-01-02T15:04:05Z07:00", strings.ToUpper(s[:head]+zone))
 	if err != nil {
