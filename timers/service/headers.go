@@ -32,7 +32,7 @@ func clientHeaders(h nats.Header) (nats.Header, *wire.Error) {
 		case strings.HasPrefix(lower, "nats-"):
 			return nil, wire.Errorf(wire.InvalidHeader, "header %+q is refused: Nats-* headers belong to NATS and would change what it does with the fired event", wire.Cut(name))
 		case !validHeaderName(name):
-			return nil, wire.Errorf(wire.InvalidHeader, "header name %+q: want printable ASCII without spaces and colons", wire.Cut(name))
+			return nil, wire.Errorf(wire.InvalidHeader, "header name %+q: want A-Z a-z 0-9 and !#$%%&'*+-.^_`|~", wire.Cut(name))
 		default:
 			for _, v := range values {
 				if i := strings.IndexAny(v, "\r\n\x00"); i >= 0 {
@@ -45,9 +45,15 @@ func clientHeaders(h nats.Header) (nats.Header, *wire.Error) {
 	return own, nil
 }
 
+// validHeaderName is the rule of nats.go for what it publishes, the one of
+// HTTP. It is stricter than what it receives: a timer that was set with another
+// name could never be delivered.
 func validHeaderName(s string) bool {
 	for i := range len(s) {
-		if s[i] <= ' ' || s[i] > '~' || s[i] == ':' {
+		switch c := s[i]; {
+		case c >= 'a' && c <= 'z', c >= 'A' && c <= 'Z', c >= '0' && c <= '9':
+		case strings.IndexByte("!#$%&'*+-.^_`|~", c) >= 0:
+		default:
 			return false
 		}
 	}
@@ -77,6 +83,11 @@ const ownHeaders = len("NATS/1.0\r\n\r\n") +
 	len("Timer-Source: event\r\n") +
 	len("Timer-State: scheduled\r\n") +
 	len("Nats-Msg-Id: \r\n") + msgIDLength
+
+// maxHeaders is what a stream takes of headers, however large the message may
+// be (nats-server: "header size exceeds maximum allowed of 64k"). It holds for
+// core delivery too, since the next start may deliver to a stream.
+const maxHeaders = 65535
 
 // deliveredSize bounds the size of the fired message and of the get reply.
 func deliveredSize(topic, id, schedule string, own nats.Header, payload []byte) int {

@@ -127,6 +127,9 @@ func (s *Service) Run(ctx context.Context, ready func()) error {
 		},
 		StatsHandler: s.endpointStats,
 		ErrorHandler: func(_ micro.Service, e *micro.NATSError) {
+			if errors.Is(e, nats.ErrBadHeaderMsg) {
+				return // answered like one without headers; it must not fill the log
+			}
 			s.cfg.Logger.Warn("requests may have been lost", "subject", e.Subject, "error", e.Description)
 		},
 	})
@@ -258,7 +261,7 @@ func (s *Service) readSet(r micro.Request) (timers.SetItem, *wire.Error) {
 	}
 	schedule, ok := h[wire.HeaderSchedule]
 	if !ok {
-		return item, wire.Errorf(wire.InvalidSchedule, "header %s is missing; want @at <RFC 3339 time> or @in <duration>", wire.HeaderSchedule)
+		return item, wire.Errorf(wire.InvalidSchedule, "header %s is missing, or the headers cannot be read; want @at <RFC 3339 time> or @in <duration>", wire.HeaderSchedule)
 	}
 	when, err := timers.ParseSchedule(schedule[0])
 	if err != nil {
@@ -269,7 +272,11 @@ func (s *Service) readSet(r micro.Request) (timers.SetItem, *wire.Error) {
 	}
 	item.In, item.At, item.Schedule = when.In, when.At, schedule[0]
 	item.Payload = r.Data()
-	if size, most := deliveredSize(item.Topic, item.ID, item.Schedule, own, item.Payload), s.cfg.MaxSize(); size > most {
+	size, most := deliveredSize(item.Topic, item.ID, item.Schedule, own, item.Payload), s.cfg.MaxSize()
+	if n := size - len(item.Payload); n > maxHeaders {
+		return item, wire.Errorf(wire.TooLarge, "the fired message would have %d bytes of headers, at most %d can be delivered", n, maxHeaders)
+	}
+	if size > most {
 		return item, wire.Errorf(wire.TooLarge, "the fired message would have %d bytes with its headers, at most %d can be delivered", size, most)
 	}
 	item.Headers = encodeHeaders(own)
