@@ -593,7 +593,7 @@ func TestDueTouchesTriggers(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, r.keys.Trigger(ref("x")), msg.Payload)
 
-	require.NoError(t, r.rdb.ZAdd(t.Context(), r.keys.Due(0), redis.Z{Score: 1, Member: "nonsense"}).Err())
+	require.NoError(t, r.rdb.ZAdd(t.Context(), r.keys.Due(0), redis.Z{Score: -1, Member: "nonsense"}).Err())
 	scan, err = r.store.Due(t.Context(), 0, 0, 10, 0, 10)
 	require.NoError(t, err)
 	require.Equal(t, refs("x"), scan.Overdue, "without a grace it is overdue at once")
