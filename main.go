@@ -70,7 +70,7 @@ in ./lapse-data. The settings are environment variables: lapse help lists them.`
 			return runService(cmd.Context(), cfg, newLogger(cfg, os.Stderr), cmd.OutOrStdout())
 		},
 	}
-	return cli.Execute(ctx, cli.New(cli.Info{Version: buildVersion(), Serve: serve, Settings: settings}))
+	return cli.Execute(ctx, cli.New(cli.Info{Version: buildVersion(), Serve: serve, Settings: settings, RedisConf: redisConf}))
 }
 
 func buildVersion() string {
@@ -255,16 +255,45 @@ func newLogger(cfg config, w *os.File) *slog.Logger {
 
 // teardown runs what was pushed in reverse order, under one deadline.
 type teardown struct {
-	steps []func(context.Context)
+	steps []step
 }
 
-func (t *teardown) push(step func(context.Context)) { t.steps = append(t.steps, step) }
+type step struct {
+	run  func(context.Context)
+	part bool
+}
 
-func (t *teardown) run(grace time.Duration) {
-	ctx, cancel := context.WithTimeout(context.Background(), grace)
+// push adds the end of something that obeys the deadline by itself.
+func (t *teardown) push(run func(context.Context)) { t.steps = append(t.steps, step{run, false}) }
+
+// pushPart adds the end of something that may hang in a call to a server that
+// is silent. It is left behind at the deadline: the process ends, and what it
+// had claimed comes back with its lease.
+func (t *teardown) pushPart(run func(context.Context)) { t.steps = append(t.steps, step{run, true}) }
+
+func (t *teardown) run(grace time.Duration, logger *slog.Logger) {
+	whole, cancel := context.WithTimeout(context.Background(), grace)
 	defer cancel()
-	for i := len(t.steps) - 1; i >= 0; i-- {
-		t.steps[i](ctx)
+	// The embedded servers, which end last, need their part of it.
+	parts, cancel := context.WithTimeout(whole, grace*3/4)
+	defer cancel()
+	for _, s := range slices.Backward(t.steps) {
+		if !s.part {
+			s.run(whole)
+			continue
+		}
+		done := make(chan struct{})
+		go func() {
+			defer close(done)
+			s.run(parts)
+		}()
+		select {
+		case <-done:
+		case <-parts.Done():
+		}
+	}
+	if parts.Err() != nil {
+		logger.Warn("the shutdown grace was not enough to end in order; what is not settled comes back with its lease", "grace", grace)
 	}
 }
 
@@ -276,7 +305,7 @@ func (t *teardown) background(run func(context.Context)) {
 		defer close(done)
 		run(ctx)
 	}()
-	t.push(func(context.Context) {
+	t.pushPart(func(context.Context) {
 		cancel()
 		<-done
 	})
@@ -308,11 +337,18 @@ type instance struct {
 }
 
 // runService is lapse serve: it returns nil after a clean stop.
-func runService(ctx context.Context, cfg config, logger *slog.Logger, out io.Writer) error {
+func runService(ctx context.Context, cfg config, logger *slog.Logger, out io.Writer) (err error) {
 	slog.SetDefault(logger)
 	redis.SetLogger(&logging.VoidLogger{}) // what it says is in the errors too
 	var down teardown
-	defer func() { down.run(cfg.ShutdownGrace) }()
+	defer func() {
+		down.run(cfg.ShutdownGrace, logger)
+		if err != nil && ctx.Err() != nil {
+			// Asked to stop while it waited for a server: that is no failure.
+			logger.Info("stopped before it was ready", "reason", err)
+			err = nil
+		}
+	}()
 
 	in := &instance{cfg: cfg, id: randomID(), started: time.Now(), phase: "starting"}
 	logger = logger.With("instance", in.id)
@@ -341,7 +377,7 @@ func runService(ctx context.Context, cfg config, logger *slog.Logger, out io.Wri
 	}
 	in.setPhase("waiting for Redis")
 	in.rdb = redis.NewClient(opt)
-	down.push(func(context.Context) { in.rdb.Close() })
+	down.pushPart(func(context.Context) { in.rdb.Close() })
 	keys, err := timers.NewKeys(cfg.Prefix, cfg.Partitions)
 	if err != nil {
 		return err
@@ -377,7 +413,7 @@ func runService(ctx context.Context, cfg config, logger *slog.Logger, out io.Wri
 	}); err != nil {
 		return err
 	}
-	down.push(func(context.Context) { delivery.Close(); in.nc.Close() })
+	down.pushPart(func(context.Context) { delivery.Close(); in.nc.Close() })
 	if err := await(ctx, logger, "JetStream", func(ctx context.Context) (bool, error) {
 		if cfg.Delivery == "core" {
 			in.pub = service.NewCore(delivery, prefix, service.AckWait(cfg.Lease), logger)
@@ -408,14 +444,19 @@ func runService(ctx context.Context, cfg config, logger *slog.Logger, out io.Wri
 	in.wire(logger, keys, prefix, &down)
 
 	// Requests come last and end first.
-	serving, stopServing := context.WithCancel(ctx)
-	defer stopServing()
-	err = in.service.Run(serving, func() {
-		in.setPhase("")
-		logger.Info("ready", "nats", natsShown, "http", httpServer.Addr(), "pid", os.Getpid())
-		fmt.Fprintf(out, "Lapse %s takes requests at %s under %s.>, health at http://%s/readyz\nTry: %s set demo --in 3s --data hello%s\n",
-			buildVersion(), natsShown, cfg.Prefix, httpServer.Addr(), os.Args[0], cliFlags(cfg, natsShown))
+	ended := make(chan error, 1)
+	down.background(func(serving context.Context) {
+		ended <- in.service.Run(serving, func() {
+			in.setPhase("")
+			logger.Info("ready", "nats", natsShown, "http", httpServer.Addr(), "pid", os.Getpid())
+			fmt.Fprintf(out, "Lapse %s takes requests at %s under %s.>, health at http://%s/readyz\nTry: %s set demo --in 3s --data hello%s\n",
+				buildVersion(), natsShown, cfg.Prefix, httpServer.Addr(), os.Args[0], cliFlags(cfg, natsShown))
+		})
 	})
+	select {
+	case <-ctx.Done():
+	case err = <-ended:
+	}
 	in.setPhase("stopping")
 	logger.Info("stopping", "in_flight", in.firer.InFlight())
 	return err

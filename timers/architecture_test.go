@@ -22,7 +22,8 @@ var allowed = map[string][]string{
 	"timers/wire":       {},
 	"timers/service":    {"timers", "timers/wire"},
 	"timers/client":     {"timers/wire"},
-	"timers/cli":        {"timers/client", "timers/wire"},
+	"timers/bench":      {"timers/client", "timers/wire"},
+	"timers/cli":        {"timers/bench", "timers/client", "timers/wire"},
 	"timers/web":        {"timers/wire"},
 	"timers/embedded":   {},
 	"timers/timerstest": {"timers"},
@@ -32,10 +33,12 @@ var allowed = map[string][]string{
 // only says which packages alone may use a library.
 var only = map[string][]string{
 	"github.com/kelseyhightower/envconfig": {""},
-	"github.com/redis/go-redis/v9":         {"", "notify", "timers", "timers/embedded", "timers/timerstest"},
-	"github.com/nats-io/nats.go":           {"", "timers/service", "timers/client", "timers/cli", "timers/embedded", "timers/timerstest"},
+	"github.com/redis/go-redis/v9":         {"", "notify", "timers", "timers/bench", "timers/embedded", "timers/timerstest"},
+	"github.com/nats-io/nats.go":           {"", "timers/bench", "timers/service", "timers/client", "timers/cli", "timers/embedded", "timers/timerstest"},
 	"github.com/nats-io/nats-server/v2":    {"timers/embedded", "timers/timerstest"},
 	"github.com/spf13/cobra":               {"", "timers/cli"},
+	"github.com/HdrHistogram":              {"timers/bench"},
+	"github.com/schollz/progressbar/v3":    {"timers/bench"},
 	"github.com/stretchr/testify":          {"timers/timerstest"},
 }
 

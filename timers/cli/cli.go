@@ -32,6 +32,8 @@ type Info struct {
 	Serve    *cobra.Command // runs the service; nil leaves it out
 	Settings func() string  // the table of settings for lapse help; nil leaves it out
 
+	RedisConf []byte // the shipped redis.conf, for the servers of bench --fresh
+
 	Getenv     func(name string) string // os.Getenv when nil
 	Executable func() (string, error)   // what demo runs with "serve"; os.Executable when nil
 }
@@ -82,7 +84,7 @@ Exit codes: 0 done, 1 failure, 2 wrong usage, 3 no such timer, 4 too late.`,
 		cmd.GroupID = groupTimers
 		root.AddCommand(cmd)
 	}
-	service := []*cobra.Command{a.statusCmd(), a.demoCmd()}
+	service := []*cobra.Command{a.statusCmd(), a.demoCmd(), a.benchCmd()}
 	if info.Serve != nil {
 		if info.Serve.Args == nil {
 			info.Serve.Args = cobra.NoArgs

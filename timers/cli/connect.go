@@ -76,6 +76,17 @@ func dialable(listen string) string {
 	return listen[:at] + net.JoinHostPort(host, port)
 }
 
+// chosenPrefix is the deployment's prefix, not checked.
+func (c *connection) chosenPrefix() string {
+	if c.prefix != "" {
+		return c.prefix
+	}
+	if v := c.getenv("LAPSE_PREFIX"); v != "" {
+		return v
+	}
+	return wire.DefaultPrefix
+}
+
 // link is an open connection with the client on it.
 type link struct {
 	*client.Client
@@ -89,12 +100,7 @@ func (c *connection) open(ctx context.Context, opts ...nats.Option) (*link, erro
 	if c.timeout <= 0 {
 		return nil, usage("--timeout %v: want more than 0s", c.timeout)
 	}
-	prefix := wire.DefaultPrefix
-	if c.prefix != "" {
-		prefix = c.prefix
-	} else if v := c.getenv("LAPSE_PREFIX"); v != "" {
-		prefix = v
-	}
+	prefix := c.chosenPrefix()
 	if err := wire.CheckPrefix(prefix); err != nil {
 		return nil, &usageError{err}
 	}
