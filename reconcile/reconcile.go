@@ -58,7 +58,7 @@ type Config struct {
 const (
 	// touchBatch bounds the nudges that are not answered yet, and with them
 	// what Redis must buffer for a subscriber: 2,048 names of at most 500 bytes
-	// are 1 MB, the shipped limit is 32 MB.
+	// are 1 MB, far below the limit in redis.conf.
 	touchBatch = 2048
 	// sweepBatch is how many overdue timers are claimed at a time.
 	sweepBatch = 256

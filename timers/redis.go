@@ -127,7 +127,7 @@ func Inspect(ctx context.Context, rdb redis.UniversalClient) (Server, error) {
 	info, err := rdb.Info(ctx).Result()
 	if err != nil {
 		if isAuthError(err) {
-			return Server{}, fmt.Errorf("%w: %w", ErrRedisAuth, err)
+			return Server{}, fmt.Errorf("%w: %w (LAPSE_REDIS_URL names the user; README.md has the line that gives it its rights)", ErrRedisAuth, err)
 		}
 		return Server{}, err
 	}

@@ -391,7 +391,7 @@ func (s *Store) Count(ctx context.Context) (Counts, error) {
 	for p := range s.keys.Partitions() {
 		out, err := s.run(ctx, scriptStatus, []string{s.keys.Due(p)}, nil).Slice()
 		if err != nil {
-			return Counts{}, err
+			return Counts{}, fmt.Errorf("%w: %w", ErrUnavailable, err)
 		}
 		c.Now = time.UnixMicro(integer(out[0]))
 		c.Pending += integer(out[1])
