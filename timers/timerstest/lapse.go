@@ -30,9 +30,7 @@ type LapseServer struct {
 // listens for HTTP on a free port. The caller starts it.
 func Lapse(t testing.TB, settings ...string) *LapseServer {
 	t.Helper()
-	if _, err := lapseBinary(); err != nil {
-		t.Fatalf("build lapse: %v", err)
-	}
+	LapseBinary(t)
 	l := &LapseServer{process: process{t: t, name: "lapse", dir: t.TempDir()}}
 	for _, kv := range os.Environ() {
 		if !strings.HasPrefix(kv, "LAPSE_") {
@@ -49,6 +47,16 @@ func Lapse(t testing.TB, settings ...string) *LapseServer {
 		}
 	})
 	return l
+}
+
+// LapseBinary is the path of the program built from this tree.
+func LapseBinary(t testing.TB) string {
+	t.Helper()
+	bin, err := lapseBinary()
+	if err != nil {
+		t.Fatalf("build lapse: %v", err)
+	}
+	return bin
 }
 
 // LapseOn is [Lapse] on the given servers, started and ready.
@@ -69,10 +77,7 @@ func (l *LapseServer) Start() {
 // Launch runs the instance and does not wait.
 func (l *LapseServer) Launch() {
 	l.t.Helper()
-	bin, err := lapseBinary()
-	if err != nil {
-		l.t.Fatal(err)
-	}
+	bin := LapseBinary(l.t)
 	l.HTTP = ""
 	l.logged = len(l.Log())
 	if err := l.start(bin, "serve"); err != nil {

@@ -1,0 +1,63 @@
+package endtoend
+
+import (
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/lapse-timers/lapse/timers/timerstest"
+)
+
+func readme(t *testing.T) string {
+	t.Helper()
+	b, err := os.ReadFile("../../README.md")
+	require.NoError(t, err)
+	return string(b)
+}
+
+// The table of settings in the README is the one that lapse help prints.
+func TestReadmeHasTheSettings(t *testing.T) {
+	help, err := exec.Command(timerstest.LapseBinary(t), "help").Output()
+	require.NoError(t, err)
+	columns := regexp.MustCompile(`\s{2,}`)
+	want := map[string]string{}
+	for line := range strings.Lines(string(help)) {
+		if strings.HasPrefix(line, "LAPSE_") {
+			cells := columns.Split(strings.TrimSpace(line), 3)
+			if len(cells) == 2 { // no default
+				cells = []string{cells[0], "", cells[1]}
+			}
+			want[cells[0]] = cells[1] + " | " + cells[2]
+		}
+	}
+	require.NotEmpty(t, want)
+	got := map[string]string{}
+	for line := range strings.Lines(readme(t)) {
+		if strings.HasPrefix(line, "| `LAPSE_") {
+			const bar = "\x00" // stands for one that is escaped
+			cells := strings.Split(strings.Trim(strings.TrimSpace(strings.ReplaceAll(line, `\|`, bar)), "|"), "|")
+			require.Len(t, cells, 3, line)
+			plain := func(s string) string { return strings.TrimSpace(strings.NewReplacer("`", "", bar, "|").Replace(s)) }
+			got[plain(cells[0])] = plain(cells[1]) + " | " + plain(cells[2])
+		}
+	}
+	require.Equal(t, want, got)
+}
+
+// The program in the README compiles, and is as short as it says.
+func TestReadmeProgramCompiles(t *testing.T) {
+	_, rest, ok := strings.Cut(readme(t), "```go\n")
+	require.True(t, ok)
+	program, _, ok := strings.Cut(rest, "```")
+	require.True(t, ok)
+	require.LessOrEqual(t, strings.Count(program, "\n"), 15)
+	file := filepath.Join(t.TempDir(), "main.go")
+	require.NoError(t, os.WriteFile(file, []byte(program), 0o600))
+	out, err := exec.Command("go", "build", "-o", os.DevNull, file).CombinedOutput()
+	require.NoError(t, err, string(out))
+}
