@@ -277,6 +277,7 @@ func (t *teardown) run(grace time.Duration, logger *slog.Logger) {
 	// The embedded servers, which end last, need their part of it.
 	parts, cancel := context.WithTimeout(whole, grace*3/4)
 	defer cancel()
+	late := false
 	for _, s := range slices.Backward(t.steps) {
 		if !s.part {
 			s.run(whole)
@@ -290,9 +291,10 @@ func (t *teardown) run(grace time.Duration, logger *slog.Logger) {
 		select {
 		case <-done:
 		case <-parts.Done():
+			late = true
 		}
 	}
-	if parts.Err() != nil {
+	if late {
 		logger.Warn("the shutdown grace was not enough to end in order; what is not settled comes back with its lease", "grace", grace)
 	}
 }
@@ -447,6 +449,9 @@ func runService(ctx context.Context, cfg config, logger *slog.Logger, out io.Wri
 	ended := make(chan error, 1)
 	down.background(func(serving context.Context) {
 		ended <- in.service.Run(serving, func() {
+			if ctx.Err() != nil {
+				return
+			}
 			in.setPhase("")
 			logger.Info("ready", "nats", natsShown, "http", httpServer.Addr(), "pid", os.Getpid())
 			fmt.Fprintf(out, "Lapse %s takes requests at %s under %s.>, health at http://%s/readyz\nTry: %s set demo --in 3s --data hello%s\n",

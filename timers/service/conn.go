@@ -47,6 +47,10 @@ func Connect(cfg ConnConfig, name string, publishing bool) (*Conn, error) {
 		nats.ReconnectJitter(100*time.Millisecond, 100*time.Millisecond),
 		nats.IgnoreAuthErrorAbort(),
 		nats.Timeout(2 * time.Second),
+		// A server that stands still takes no bytes, and the library writes under
+		// its lock: for a minute by default, in which nothing else of it moves.
+		nats.FlusherTimeout(5 * time.Second),
+		nats.ReconnectOnFlusherError(),
 		nats.PingInterval(5 * time.Second),
 		nats.MaxPingsOutstanding(2),
 		nats.DisconnectErrHandler(func(_ *nats.Conn, err error) { c.each(func() []func() { return c.disconnected }) }),

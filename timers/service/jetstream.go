@@ -50,6 +50,7 @@ type JetStream struct {
 	queue   []*attempt // oldest first; settled ones are skipped
 	health  wire.HealthPart
 	denied  deniedSubjects
+	full    refusals
 	strange atomic.Int64 // replies that were no acknowledgement of ours
 }
 
@@ -124,10 +125,13 @@ func (j *JetStream) Await(ctx context.Context) error { return j.gate.await(ctx) 
 func (j *JetStream) Health() wire.HealthPart {
 	j.mu.Lock()
 	defer j.mu.Unlock()
-	if j.health.Status == wire.HealthOK {
-		return j.denied.health()
+	if j.health.Status != wire.HealthOK {
+		return j.health
 	}
-	return j.health
+	if h := j.full.health(); h.Status != wire.HealthOK {
+		return h
+	}
+	return j.denied.health()
 }
 
 // Publish starts the delivery of a claim.
@@ -229,6 +233,10 @@ func (j *JetStream) check(ctx context.Context) {
 	j.stream.Store(&s)
 	j.setHealth(wire.HealthOK, "")
 	j.gate.set(true)
+	if !j.nc.IsConnected() {
+		// Cut since the stream answered, and the handler may have been first.
+		j.gate.set(false)
+	}
 }
 
 func (j *JetStream) setHealth(status, why string) {
@@ -312,15 +320,14 @@ func (j *JetStream) plainAck(b []byte) bool {
 	return true
 }
 
-// refused shows a refusal by the stream in the health until a check finds it
-// well; a full stream refuses again and shows again.
+// refused notes that the stream does not store, since it is full or for another
+// reason of its own, which only attempts can tell.
 func (j *JetStream) refused(err error) {
 	j.mu.Lock()
-	changed := j.health.Status == wire.HealthOK
-	j.health = wire.HealthPart{Status: wire.HealthDown, Why: err.Error()}
+	first := j.full.add(err.Error())
 	j.mu.Unlock()
-	if changed {
-		j.logger.Warn("the stream does not take fired timers", "why", err.Error())
+	if first {
+		j.logger.Warn("the stream refuses fired timers; they are kept and tried again", "why", err.Error())
 	}
 }
 
@@ -329,6 +336,9 @@ func (j *JetStream) settle(a *attempt, d timers.Delivery) {
 	j.mu.Lock()
 	done := a.done
 	a.done = nil
+	if d.Outcome == timers.Delivered {
+		j.full.delivered = time.Now()
+	}
 	delete(j.pending, a.id)
 	for len(j.queue) > 0 && j.queue[0].done == nil {
 		j.queue[0] = nil
@@ -409,27 +419,65 @@ func deniedSubject(err error) (string, bool) {
 	return m[1], true
 }
 
+// refusedFor is how long a refused publish shows in the health. Back-off ends
+// at 30 s, so one that goes on shows all the time.
+const refusedFor = time.Minute
+
+// refusals remembers that the stream refused lately. Its owner guards it.
+type refusals struct {
+	at, delivered time.Time // when it last refused, and last stored
+	why           string
+}
+
+func (r *refusals) add(why string) (first bool) {
+	first = time.Since(r.at) > refusedFor
+	r.at, r.why = time.Now(), why
+	return first
+}
+
+func (r *refusals) health() wire.HealthPart {
+	switch {
+	case r.why == "" || time.Since(r.at) > refusedFor:
+		return wire.HealthPart{Status: wire.HealthOK}
+	case r.at.Sub(r.delivered) > time.Second:
+		return wire.HealthPart{Status: wire.HealthDown, Why: r.why}
+	}
+	// Some are stored: it refuses one subject, or there is room again.
+	return wire.HealthPart{Status: wire.HealthDegraded, Why: r.why}
+}
+
 // deniedSubjects remembers which subjects NATS refused lately. Its owner
 // guards it.
 type deniedSubjects struct {
 	at      time.Time
 	subject string
+	said    map[string]bool // subjects that were logged since the first of them
 }
 
-// deniedFor is how long a refused publish shows in the health. Back-off ends
-// at 30 s, so one that goes on shows all the time.
-const deniedFor = time.Minute
+// deniedSaid is how many subjects are logged: each topic is one, and its timers
+// are refused again and again.
+const deniedSaid = 16
 
 func (d *deniedSubjects) add(subject string) (first bool) {
-	first = d.subject != subject || time.Since(d.at) > deniedFor
+	if d.said == nil || time.Since(d.at) > refusedFor {
+		d.said = map[string]bool{}
+	}
 	d.at, d.subject = time.Now(), subject
-	return first
+	if d.said[subject] || len(d.said) == deniedSaid {
+		return false
+	}
+	d.said[subject] = true
+	return true
 }
 
 func (d *deniedSubjects) health() wire.HealthPart {
-	if d.subject == "" || time.Since(d.at) > deniedFor {
+	if d.subject == "" || time.Since(d.at) > refusedFor {
 		return wire.HealthPart{Status: wire.HealthOK}
 	}
+	more := ""
+	if n := len(d.said) - 1; n > 0 {
+		more = fmt.Sprintf(" and at least %d more subjects", n)
+	}
 	return wire.HealthPart{Status: wire.HealthDegraded,
-		Why: fmt.Sprintf("NATS does not permit publishing to %s; allow the user of Lapse to publish to it", d.subject)}
+		Why: fmt.Sprintf("NATS does not permit publishing to %s%s; allow the user of Lapse to publish to it", d.subject, more)}
 }
