@@ -74,7 +74,11 @@ type Invalid struct {
 func (e *Invalid) Error() string {
 	v := e.Value
 	if len(v) > 80 {
-		v = v[:80] + "..."
+		cut := 80
+		for cut > 80-utf8.UTFMax && !utf8.RuneStart(v[cut]) { // half a rune would be quoted as garbage
+			cut--
+		}
+		v = v[:cut] + "..."
 	}
 	return fmt.Sprintf("%s %+q: %s", e.What, v, e.Rule)
 }

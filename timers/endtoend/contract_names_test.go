@@ -134,7 +134,7 @@ func TestIDsRefused(t *testing.T) {
 	}{
 		{"empty", "", true, []string{`id ""`, "1 to 256 bytes"}},
 		{"too long", strings.Repeat("x", 257), true, []string{"257 bytes", "at most 256", `xxx..."`}},
-		{"too long in bytes", strings.Repeat("\u00e9", 129), true, []string{"258 bytes"}},
+		{"too long in bytes", "x" + strings.Repeat("\u00e9", 129), true, []string{"259 bytes", `\u00e9..."`}},
 		{"far too long", strings.Repeat("x", 100_000), true, []string{"100000 bytes"}},
 		{"control", "a\x01b", true, []string{`"a\x01b"`, "control"}},
 		{"tab", "a\tb", true, []string{`"a\tb"`, "control"}},

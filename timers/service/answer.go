@@ -231,7 +231,7 @@ func (s *Service) runList(ctx context.Context, r readRequest) {
 	room := int(s.cfg.Conn.MaxPayload()) - len(`{"timers":[],"cursor":""}`) - 2*(timers.MaxTopic+timers.MaxID+24)
 	for i, t := range page {
 		item := wire.ListItem{Topic: t.Topic, ID: t.ID, Due: wire.FormatTime(t.Due), Rev: t.Rev, State: string(t.State), Attempts: t.Attempts}
-		b, err := json.Marshal(item)
+		b, err := encodeJSON(item)
 		if err != nil {
 			continue
 		}

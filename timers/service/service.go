@@ -1,6 +1,7 @@
 package service
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -342,7 +343,7 @@ func (s *Service) respond(req request, h nats.Header, body []byte) {
 }
 
 func (s *Service) respondJSON(req request, v any) {
-	body, err := json.Marshal(v)
+	body, err := encodeJSON(v)
 	if err != nil {
 		s.fail(req, wire.Errorf(wire.Internal, "cannot write the reply"))
 		return
@@ -350,16 +351,52 @@ func (s *Service) respondJSON(req request, v any) {
 	s.respond(req, nil, body)
 }
 
+// encodeJSON leaves <, > and & as they are: nothing here goes into HTML, and
+// six bytes for each make an id six times as long.
+func encodeJSON(v any) ([]byte, error) {
+	var b bytes.Buffer
+	e := json.NewEncoder(&b)
+	e.SetEscapeHTML(false)
+	if err := e.Encode(v); err != nil {
+		return nil, err
+	}
+	return bytes.TrimSuffix(b.Bytes(), []byte("\n")), nil
+}
+
 func (s *Service) fail(req request, e *wire.Error) {
 	s.ended(req, e)
-	code, description, body := e.Encode()
-	s.send(req, nats.Header{wire.HeaderErrorCode: {code}, wire.HeaderError: {description}}, body)
+	s.sendError(req, e)
 }
 
 func (s *Service) send(req request, h nats.Header, body []byte) {
 	if req.reply == "" {
 		return
 	}
+	err := s.cfg.Conn.PublishMsg(&nats.Msg{Subject: req.reply, Header: h, Data: body})
+	if errors.Is(err, nats.ErrMaxPayload) {
+		// Under a very small max_payload; silence would not tell what is wrong.
+		s.sendError(req, tooLong(req.verb, len(body), s.cfg.Conn.MaxPayload()))
+		return
+	}
+	if err != nil {
+		s.replyFailed(err)
+	}
+}
+
+// tooLong is the answer where the reply proper does not fit.
+func tooLong(verb string, size int, most int64) *wire.Error {
+	if verb == "set" || verb == "cancel" {
+		return wire.Errorf(wire.Unconfirmed, "it was carried out, but the reply of %d bytes is larger than max_payload of NATS, %d", size, most)
+	}
+	return wire.Errorf(wire.TooLarge, "the reply of %d bytes is larger than max_payload of NATS, %d", size, most)
+}
+
+func (s *Service) sendError(req request, e *wire.Error) {
+	if req.reply == "" {
+		return
+	}
+	code, description, body := e.Encode()
+	h := nats.Header{wire.HeaderErrorCode: {code}, wire.HeaderError: {description}}
 	if err := s.cfg.Conn.PublishMsg(&nats.Msg{Subject: req.reply, Header: h, Data: body}); err != nil {
 		s.replyFailed(err)
 	}
