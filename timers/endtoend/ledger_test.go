@@ -198,7 +198,7 @@ func onStream(t *testing.T, nc *nats.Conn) []client.Fired {
 	cons, err := stream.OrderedConsumer(t.Context(), jetstream.OrderedConsumerConfig{})
 	require.NoError(t, err)
 	for len(out) < int(info.State.Msgs) {
-		batch, err := cons.Fetch(min(5000, int(info.State.Msgs)-len(out)), jetstream.FetchMaxWait(20*time.Second))
+		batch, err := cons.Fetch(min(500, int(info.State.Msgs)-len(out)), jetstream.FetchMaxWait(20*time.Second))
 		require.NoError(t, err)
 		for m := range batch.Messages() {
 			f, err := client.ParseFired(m.Headers(), m.Data())

@@ -2,9 +2,12 @@ package endtoend
 
 import (
 	"bufio"
+	"crypto/sha1"
 	"fmt"
 	"io"
 	"net"
+	"os"
+	"path/filepath"
 	"strconv"
 	"strings"
 	"sync"
@@ -202,30 +205,33 @@ func readCommand(in *bufio.Reader) (command []string, raw []byte, err error) {
 	return command, raw, err
 }
 
-// scriptOf tells the scripts on a partition apart by the shape of their keys
-// and arguments, as each file in timers/lua describes them.
+// scriptOf is the name of the script that the command runs, such as "set", or "".
 func scriptOf(command []string) string {
-	if len(command) < 4 || !strings.HasPrefix(strings.ToLower(command[0]), "eval") {
+	if len(command) < 2 {
 		return ""
 	}
-	n, _ := strconv.Atoi(command[2])
-	if n < 2 || len(command) < 3+n {
-		return ""
-	}
-	keys, args := command[3:3+n], len(command)-3-n
-	switch {
-	case n > 3 && strings.HasSuffix(keys[2], ":rev"):
-		return "set"
-	case n < 3 || !strings.HasSuffix(keys[1], ":tried"):
-		return ""
-	case strings.Contains(keys[2], "}:h:"):
-		return "ack"
-	case args == (n-2)/2:
-		return "cancel"
-	case args == 3+(n-2)/2:
-		return "claim"
-	case args == 5*(n-2)/2:
-		return "release"
+	switch strings.ToLower(command[0]) {
+	case "evalsha":
+		return scripts()[command[1]]
+	case "eval":
+		return scripts()[fmt.Sprintf("%x", sha1.Sum([]byte(command[1])))]
 	}
 	return ""
 }
+
+// scripts are the names of the files in timers/lua by the hash that Redis
+// knows them by.
+var scripts = sync.OnceValue(func() map[string]string {
+	read := func(name string) string {
+		b, err := os.ReadFile(filepath.Join("..", "lua", name+".lua"))
+		if err != nil {
+			panic(err)
+		}
+		return string(b)
+	}
+	names := map[string]string{}
+	for _, name := range []string{"set", "cancel", "claim", "ack", "release"} {
+		names[fmt.Sprintf("%x", sha1.Sum([]byte(read("prelude")+read(name))))] = name
+	}
+	return names
+})

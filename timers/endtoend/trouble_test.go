@@ -161,8 +161,8 @@ func readySays(t *testing.T, l *timerstest.LapseServer, code int, words ...strin
 	})
 }
 
-// onPort is the setting that makes an instance listen for HTTP on a port known
-// before it says so, and notes it.
+// freeAddr is an address on loopback that nobody listens on. An instance that is
+// not ready yet does not say where it listens.
 func freeAddr(t *testing.T) string {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -180,6 +180,10 @@ func terminate(t *testing.T, l *timerstest.LapseServer) (code int, took time.Dur
 	require.NoError(t, p.Signal(syscall.SIGTERM))
 	return l.Wait(), time.Since(began)
 }
+
+// quickExit keeps a program that is built with the race detector from sleeping
+// for a second before it exits.
+const quickExit = "GORACE=atexit_sleep_ms=0"
 
 // endsWell is terminate with the demand of exit 0 within the grace.
 func endsWell(t *testing.T, l *timerstest.LapseServer, grace time.Duration) {

@@ -1,0 +1,419 @@
+package endtoend
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/nats-io/nats-server/v2/server"
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/require"
+
+	"github.com/lapse-timers/lapse/timers/client"
+	"github.com/lapse-timers/lapse/timers/timerstest"
+)
+
+// claimed is how many timers are claimed, and how much payload their claimers
+// hold.
+func claimed(t *testing.T, rdb *redis.Client) (n, bytes int) {
+	t.Helper()
+	got, err := rdb.Eval(t.Context(), `
+		local n, bytes = 0, 0
+		for _, member in ipairs(redis.call('ZRANGE', KEYS[1], 0, -1)) do
+			local shadow = string.gsub(KEYS[1], 'due$', 'h:') .. member
+			if redis.call('HEXISTS', shadow, 'k') == 1 then
+				n, bytes = n + 1, bytes + redis.call('HSTRLEN', shadow, 'p')
+			end
+		end
+		return {n, bytes}`, []string{"timers:{0}:due"}).Int64Slice()
+	require.NoError(t, err)
+	return int(got[0]), int(got[1])
+}
+
+func TestNATSAway(t *testing.T) {
+	t.Parallel()
+	rs, ns := timerstest.Redis(t), timerstest.NATSProcess(t)
+	l := timerstest.LapseOn(t, rs.URL(), ns.URL())
+	rdb, nc := rs.Client(), ns.Connect(t)
+	c := newClient(t, nc)
+	a := newAttempts()
+	due := time.Now().Add(2 * time.Second)
+	a.setMany(t, c, "away", 500, nil, timesIn(due, time.Second, 500))
+	ns.Stop()
+	readySays(t, l, 503, `"nats":{"status":"down"`)
+	timerstest.Eventually(t, soon, "all are due", func() bool { return time.Now().After(due.Add(time.Second)) })
+	// They wait in Redis: none is claimed again and again.
+	timerstest.Eventually(t, soon, "none is claimed", func() bool { n, _ := claimed(t, rdb); return n == 0 })
+	calls := func() string {
+		info, err := rdb.InfoMap(t.Context(), "commandstats").Result()
+		require.NoError(t, err)
+		return info["Commandstats"]["cmdstat_hset"]
+	}
+	before := calls()
+	for end := time.Now().Add(time.Second); time.Now().Before(end); time.Sleep(50 * time.Millisecond) {
+		n, _ := claimed(t, rdb)
+		require.Zero(t, n, "claimed while NATS is away")
+	}
+	require.Equal(t, before, calls(), "nothing is written while NATS is away")
+	ns.Start()
+	ready(t, l, 200)
+	a.allOnce(t, nc, rdb)
+}
+
+// A paused server takes what is written to it until the buffers of the kernel
+// are full; none of it counts. What is claimed meanwhile is bounded.
+func TestNATSSilentThenKilled(t *testing.T) {
+	t.Parallel()
+	rs, ns := timerstest.Redis(t), timerstest.NATSProcess(t)
+	l := timerstest.LapseOn(t, rs.URL(), ns.URL(), "LAPSE_LEASE=8s")
+	rdb, nc := rs.Client(), ns.Connect(t)
+	c := newClient(t, nc)
+	a := newAttempts()
+	const n, size = 900, 80_000 // more than may be claimed at a time
+	payload := []byte(strings.Repeat("x", size))
+	due := time.Now().Add(8 * time.Second)
+	a.setMany(t, c, "silent", n, payload, func(int) client.When { return client.At(due) })
+	require.Equal(t, n, a.count(delivered))
+	require.True(t, time.Now().Before(due), "the sets were answered before the due time")
+	ns.Pause()
+	timerstest.Eventually(t, soon, "some are claimed", func() bool { n, _ := claimed(t, rdb); return n > 0 })
+	most := 0
+	for end := time.Now().Add(6 * time.Second); time.Now().Before(end); time.Sleep(50 * time.Millisecond) {
+		_, bytes := claimed(t, rdb)
+		most = max(most, bytes)
+	}
+	t.Logf("at most %d MB of %d MB were claimed", most>>20, n*size>>20)
+	require.LessOrEqual(t, most, 64<<20)
+	readySays(t, l, 503)
+	ns.Kill()
+	ns.Start()
+	ready(t, l, 200)
+	a.allOnce(t, nc, rdb)
+}
+
+// TestStopWhileNATSIsAway sends SIGTERM while timers are due that cannot be
+// delivered, whichever way NATS is away.
+func TestStopWhileNATSIsAway(t *testing.T) {
+	const grace = 4 * time.Second
+	payload := []byte(strings.Repeat("x", 80_000))
+	for _, delivery := range []string{"jetstream", "core"} {
+		for _, way := range []string{"stopped", "silent"} {
+			t.Run(delivery+" "+way, func(t *testing.T) {
+				t.Parallel()
+				rs, ns := timerstest.Redis(t), timerstest.NATSProcess(t)
+				l := timerstest.LapseOn(t, rs.URL(), ns.URL(), "LAPSE_DELIVERY="+delivery, "LAPSE_SHUTDOWN_GRACE="+grace.String(), "LAPSE_LEASE=4s", quickExit)
+				rdb, nc := rs.Client(), ns.Connect(t)
+				c := newClient(t, nc)
+				a := newAttempts()
+				due := time.Now().Add(4 * time.Second)
+				const n = 300 // more than the buffers of the kernel take
+				a.setMany(t, c, "stop", n, payload, func(int) client.When { return client.At(due) })
+				require.Equal(t, n, a.count(delivered))
+				require.True(t, time.Now().Before(due), "the sets were answered before the due time")
+				if way == "stopped" {
+					ns.Stop()
+					readySays(t, l, 503)
+				} else {
+					ns.Pause()
+				}
+				timerstest.Eventually(t, soon, "they are due", func() bool { return time.Now().After(due.Add(300 * time.Millisecond)) })
+				endsWell(t, l, grace)
+				require.EqualValues(t, n, rdb.ZCard(t.Context(), "timers:{0}:due").Val(), "they wait in Redis")
+				ns.Kill()
+				ns.Start()
+				nc = ns.Connect(t)
+				r := receive(t, newClient(t, nc))
+				require.NoError(t, nc.Flush())
+				l.Start()
+				r.await(t, n, soon)
+				nothingLeft(t, rdb)
+				if delivery == "jetstream" {
+					a.check(t, onStream(t, nc))
+				}
+			})
+		}
+	}
+}
+
+func TestStreamIsDeleted(t *testing.T) {
+	t.Parallel()
+	rs, ns := timerstest.Redis(t), timerstest.NATS(t)
+	l := timerstest.LapseOn(t, rs.URL(), ns.URL())
+	rdb, nc := rs.Client(), ns.Connect(t)
+	c := newClient(t, nc)
+	js, err := jetstream.New(nc)
+	require.NoError(t, err)
+	a := newAttempts()
+	for i := range 3 {
+		require.NoError(t, js.DeleteStream(t.Context(), "TIMERS"))
+		b := newAttempts()
+		b.setMany(t, c, fmt.Sprint("gone", i), 100, nil, timesIn(time.Now(), 200*time.Millisecond, 100))
+		b.allOnce(t, nc, rdb)
+		for k, v := range b.lives {
+			a.lives[k] = v
+		}
+	}
+	require.Equal(t, 300, a.count(delivered))
+	info, err := js.Stream(t.Context(), "TIMERS")
+	require.NoError(t, err)
+	require.ElementsMatch(t, []string{"timers.fired.>", "timers.dead.>"}, info.CachedInfo().Config.Subjects)
+	ready(t, l, 200)
+}
+
+func TestStreamIsFull(t *testing.T) {
+	t.Parallel()
+	rs, ns := timerstest.Redis(t), timerstest.NATS(t)
+	rdb, nc := rs.Client(), ns.Connect(t)
+	js, err := jetstream.New(nc)
+	require.NoError(t, err)
+	stream, err := js.CreateStream(t.Context(), jetstream.StreamConfig{
+		Name: "TIMERS", Subjects: []string{"timers.fired.>"}, MaxMsgs: 10, Discard: jetstream.DiscardNew,
+	})
+	require.NoError(t, err)
+	l := timerstest.LapseOn(t, rs.URL(), ns.URL(), "LAPSE_RETRY_MAX=1s")
+	c := newClient(t, nc)
+	// Core subscribers hear every attempt, kept by the stream or not.
+	tries, err := nc.SubscribeSync("timers.fired.>")
+	require.NoError(t, err)
+	a := newAttempts()
+	a.setMany(t, c, "full", 30, nil, func(int) client.When { return client.In(0) })
+	timerstest.Eventually(t, soon, "the stream is full", func() bool { return stored(t, nc) == 10 })
+	readySays(t, l, 503, "maximum messages exceeded")
+	const watched = 11 * time.Second // longer than between looks at the stream
+	before, _, err := tries.Pending()
+	require.NoError(t, err)
+	for end := time.Now().Add(watched); time.Now().Before(end); time.Sleep(50 * time.Millisecond) {
+		code, body, err := l.Ready()
+		require.NoError(t, err)
+		require.Equal(t, 503, code, "it stays down while the stream is full: %s", body)
+	}
+	after, _, err := tries.Pending()
+	require.NoError(t, err)
+	rate := float64(after-before) / 20 / watched.Seconds()
+	t.Logf("%.1f tries a second of each timer", rate)
+	require.Less(t, rate, 5.0)
+	require.Greater(t, after, before, "they are tried again")
+
+	var fired []client.Fired
+	for range 3 {
+		timerstest.Eventually(t, soon, "the stream is full", func() bool { return stored(t, nc) == 10 })
+		fired = append(fired, onStream(t, nc)...)
+		require.NoError(t, stream.Purge(t.Context()))
+	}
+	nothingLeft(t, rdb)
+	require.Zero(t, stored(t, nc))
+	a.check(t, fired)
+	ready(t, l, 200)
+	// It says that the stream does not take timers and that it is back, not at
+	// every look.
+	require.LessOrEqual(t, strings.Count(l.Log(), "does not take fired timers"), 4, l.Log())
+}
+
+// withUsers lets a user of Lapse be kept from publishing; the function grants.
+func withUsers(t *testing.T, deny ...string) (ns *timerstest.NATSServer, url string, grant func()) {
+	var options *server.Options
+	ns = timerstest.NATS(t, func(o *server.Options) {
+		options = o
+		o.Users = []*server.User{
+			{Username: "lapse", Password: "pw", Permissions: &server.Permissions{
+				Publish:   &server.SubjectPermission{Allow: []string{">"}, Deny: deny},
+				Subscribe: &server.SubjectPermission{Allow: []string{">"}},
+			}},
+			{Username: "test", Password: "pw"},
+		}
+	})
+	return ns, strings.Replace(ns.URL(), "://", "://lapse:pw@", 1), func() {
+		ns.Stop()
+		options.Users[0].Permissions = nil
+		ns.Start()
+	}
+}
+
+func TestPublishingIsNotPermitted(t *testing.T) {
+	for _, delivery := range []string{"jetstream", "core"} {
+		t.Run(delivery, func(t *testing.T) {
+			t.Parallel()
+			rs := timerstest.Redis(t)
+			ns, url, grant := withUsers(t, "timers.fired.>")
+			l := timerstest.LapseOn(t, rs.URL(), url, "LAPSE_DELIVERY="+delivery, "LAPSE_RETRY_MAX=1s")
+			rdb, nc := rs.Client(), ns.Connect(t, nats.UserInfo("test", "pw"))
+			c := newClient(t, nc)
+			r := receive(t, c)
+			a := newAttempts()
+			const n = 200
+			a.setMany(t, c, "denied", n, nil, func(i int) client.When { return client.In(time.Duration(i) * time.Millisecond) })
+			readySays(t, l, 200, `"status":"degraded"`, "timers.fired.denied")
+			for end := time.Now().Add(2 * time.Second); time.Now().Before(end); time.Sleep(50 * time.Millisecond) {
+				require.EqualValues(t, n, rdb.ZCard(t.Context(), "timers:{0}:due").Val(), "kept")
+			}
+			s, err := c.Status(t.Context())
+			require.NoError(t, err)
+			require.Zero(t, s.Counts.Fired, "none counts as fired")
+			require.Zero(t, s.Counts.Unknown, "each was refused, definitely")
+			require.Greater(t, s.Counts.Refused, int64(n))
+			require.Equal(t, 1, strings.Count(l.Log(), "does not permit publishing"), "it is said once")
+			_, err = c.Cancel(t.Context(), "denied", "denied0")
+			if err == nil { // refused is not firing, unless it is under way right now
+				for _, v := range a.lives {
+					if v.id == "denied0" {
+						a.ledger.set(v, never)
+					}
+				}
+			} else {
+				require.ErrorIs(t, err, client.ErrConflict)
+			}
+			grant()
+			require.NoError(t, nc.Flush())
+			r.await(t, n-1, soon)
+			nothingLeft(t, rdb)
+			if delivery == "jetstream" {
+				a.check(t, onStream(t, nc))
+			} else {
+				a.check(t, r.all())
+			}
+		})
+	}
+}
+
+// One topic that NATS refuses must not hold back the others, nor fill the log.
+func TestPublishingSomeTopicsIsNotPermitted(t *testing.T) {
+	for _, delivery := range []string{"jetstream", "core"} {
+		t.Run(delivery, func(t *testing.T) {
+			t.Parallel()
+			rs := timerstest.Redis(t)
+			ns, url, _ := withUsers(t, "timers.fired.secret.>")
+			l := timerstest.LapseOn(t, rs.URL(), url, "LAPSE_DELIVERY="+delivery, "LAPSE_RETRY_MAX=500ms")
+			rdb, nc := rs.Client(), ns.Connect(t, nats.UserInfo("test", "pw"))
+			c := newClient(t, nc)
+			r := receive(t, c)
+			require.NoError(t, nc.Flush())
+			secret, open := newAttempts(), newAttempts()
+			for i := range 5 {
+				secret.setMany(t, c, fmt.Sprint("secret.", i), 40, nil, func(int) client.When { return client.In(0) })
+			}
+			readySays(t, l, 200, `"status":"degraded"`, "timers.fired.secret.")
+			due := time.Now().Add(500 * time.Millisecond)
+			const n = 500
+			open.setMany(t, c, "open", n, nil, timesIn(due, 2*time.Second, n))
+			fired := r.await(t, n, soon)
+			open.check(t, fired)
+			lag := report(t, "beside refused topics", fired)
+			require.Less(t, quantile(lag, .99), 250*time.Millisecond)
+			require.EqualValues(t, 200, rdb.ZCard(t.Context(), "timers:{0}:due").Val(), "the refused ones are kept")
+			require.LessOrEqual(t, strings.Count(l.Log(), "does not permit publishing"), 5, "once a topic")
+		})
+	}
+}
+
+// Connections that break in the middle of deliveries leave their outcome
+// unknown; the copies of the next attempt must not be stored again.
+func TestConnectionsToNATSAreCut(t *testing.T) {
+	t.Parallel()
+	rs, ns := timerstest.Redis(t), timerstest.NATS(t)
+	timerstest.LapseOn(t, rs.URL(), ns.URL())
+	rdb, nc := rs.Client(), ns.Connect(t)
+	c := newClient(t, nc)
+	a := newAttempts()
+	due := time.Now().Add(1500 * time.Millisecond)
+	const n = 1500
+	a.setMany(t, c, "cut", n, nil, timesIn(due, 2*time.Second, n))
+	stop := every(t, 150*time.Millisecond, func(context.Context) {
+		conns, err := ns.Server().Connz(&server.ConnzOptions{})
+		if err != nil {
+			return
+		}
+		for _, conn := range conns.Conns {
+			if strings.HasSuffix(conn.Name, " delivery") {
+				ns.Server().DisconnectClientByID(conn.Cid) //nolint:errcheck // it may have gone by itself
+			}
+		}
+	})
+	timerstest.Eventually(t, soon, "all are due", func() bool { return time.Now().After(due.Add(2 * time.Second)) })
+	stop()
+	a.allOnce(t, nc, rdb)
+	s, err := c.Status(t.Context())
+	require.NoError(t, err)
+	t.Logf("%d attempts of unknown outcome, %d copies not stored again", s.Counts.Unknown, s.Counts.Duplicates)
+}
+
+func TestStopInTheMiddleOfABurst(t *testing.T) {
+	t.Parallel()
+	const n, runs, grace = 1000, 4, 10 * time.Second
+	rs, ns := timerstest.Redis(t), timerstest.NATS(t)
+	l := timerstest.LapseOn(t, rs.URL(), ns.URL(), "LAPSE_LEASE=2s", quickExit)
+	rdb, nc := rs.Client(), ns.Connect(t)
+	c := newClient(t, nc)
+	r := receive(t, c)
+	require.NoError(t, nc.Flush())
+	a := newAttempts()
+	for run := range runs {
+		due := time.Now().Add(2500 * time.Millisecond)
+		a.setMany(t, c, fmt.Sprint("burst", run), n, nil, func(int) client.When { return client.At(due) })
+		require.True(t, time.Now().Before(due), "the sets were answered before the due time")
+		r.await(t, run*n+1+run*50, soon)
+		endsWell(t, l, grace)
+		t.Logf("%d on the stream at the stop", stored(t, nc)-run*n)
+		l.Start()
+		a.allOnce(t, nc, rdb)
+	}
+}
+
+// An instance that stood still past its lease finds that another has fired its
+// timers, and that timers it knew of were cancelled.
+func TestInstanceStandsStill(t *testing.T) {
+	t.Parallel()
+	const lease = "LAPSE_LEASE=1s"
+	rs, ns := timerstest.Redis(t), timerstest.NATS(t)
+	rdb, nc := rs.Client(), ns.Connect(t)
+	c := newClient(t, nc)
+	first := timerstest.LapseOn(t, rs.URL(), ns.URL(), lease)
+	a := newAttempts()
+	const n, late = 2000, 60
+	due := time.Now().Add(3 * time.Second)
+	a.setMany(t, c, "still", n, nil, timesIn(due, 300*time.Millisecond, n))
+	cancelled := time.Now().Add(time.Minute)
+	a.setMany(t, c, "late", late, nil, func(int) client.When { return client.At(cancelled) })
+	require.True(t, time.Now().Before(due), "the sets were answered before the due time")
+	timerstest.Eventually(t, soon, "it is in the middle", func() bool { return stored(t, nc) > n/10 })
+	first.Pause()
+	paused := stored(t, nc)
+	timerstest.LapseOn(t, rs.URL(), ns.URL(), lease)
+	timerstest.Eventually(t, soon, "the other fires the rest", func() bool { return stored(t, nc) >= n })
+	t.Logf("%d on the stream at the pause", paused)
+	require.Less(t, paused, n)
+
+	// About half of the requests reach the one that stands still, which carries
+	// out none of them before they are sent again; it does later, in vain.
+	hasty, err := client.New(nc, client.Timeout(200*time.Millisecond))
+	require.NoError(t, err)
+	var wg sync.WaitGroup
+	for _, v := range a.lives {
+		if v.topic == "late" {
+			wg.Go(func() {
+				for {
+					_, err := hasty.Cancel(t.Context(), v.topic, v.id)
+					if err == nil {
+						a.ledger.set(v, never)
+						return
+					}
+					if !errors.Is(err, client.ErrUnconfirmed) {
+						t.Errorf("cancel: %v", err)
+						return
+					}
+				}
+			})
+		}
+	}
+	wg.Wait()
+	require.Equal(t, late, a.count(never))
+	first.Resume()
+	ready(t, first, 200)
+	require.NoError(t, a.set(t, c, "after", "after", nil, client.In(0)))
+	a.allOnce(t, nc, rdb)
+}
