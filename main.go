@@ -39,6 +39,7 @@ import (
 	"github.com/lapse-timers/lapse/timers"
 	"github.com/lapse-timers/lapse/timers/cli"
 	"github.com/lapse-timers/lapse/timers/embedded"
+	"github.com/lapse-timers/lapse/timers/lifecycle"
 	"github.com/lapse-timers/lapse/timers/service"
 	"github.com/lapse-timers/lapse/timers/web"
 	"github.com/lapse-timers/lapse/timers/wire"
@@ -253,66 +254,6 @@ func newLogger(cfg config, w *os.File) *slog.Logger {
 	return slog.New(slog.NewJSONHandler(w, opts))
 }
 
-// teardown runs what was pushed in reverse order, under one deadline.
-type teardown struct {
-	steps []step
-}
-
-type step struct {
-	run  func(context.Context)
-	part bool
-}
-
-// push adds the end of something that obeys the deadline by itself.
-func (t *teardown) push(run func(context.Context)) { t.steps = append(t.steps, step{run, false}) }
-
-// pushPart adds the end of something that may hang in a call to a server that
-// is silent. It is left behind at the deadline: the process ends, and what it
-// had claimed comes back with its lease.
-func (t *teardown) pushPart(run func(context.Context)) { t.steps = append(t.steps, step{run, true}) }
-
-func (t *teardown) run(grace time.Duration, logger *slog.Logger) {
-	whole, cancel := context.WithTimeout(context.Background(), grace)
-	defer cancel()
-	// The embedded servers, which end last, need their part of it.
-	parts, cancel := context.WithTimeout(whole, grace*3/4)
-	defer cancel()
-	late := false
-	for _, s := range slices.Backward(t.steps) {
-		if !s.part {
-			s.run(whole)
-			continue
-		}
-		done := make(chan struct{})
-		go func() {
-			defer close(done)
-			s.run(parts)
-		}()
-		select {
-		case <-done:
-		case <-parts.Done():
-			late = true
-		}
-	}
-	if late {
-		logger.Warn("the shutdown grace was not enough to end in order; what is not settled comes back with its lease", "grace", grace)
-	}
-}
-
-// background starts run on a goroutine; the pushed step ends and awaits it.
-func (t *teardown) background(run func(context.Context)) {
-	ctx, cancel := context.WithCancel(context.Background())
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		run(ctx)
-	}()
-	t.pushPart(func(context.Context) {
-		cancel()
-		<-done
-	})
-}
-
 // publisher is what delivery needs to be, whichever way it is done.
 type publisher interface {
 	timers.Publisher
@@ -325,7 +266,6 @@ type publisher interface {
 type instance struct {
 	cfg      config
 	id       string
-	started  time.Time
 	rdb      *redis.Client
 	nc       *service.Conn
 	store    *timers.Store
@@ -342,9 +282,9 @@ type instance struct {
 func runService(ctx context.Context, cfg config, logger *slog.Logger, out io.Writer) (err error) {
 	slog.SetDefault(logger)
 	redis.SetLogger(&logging.VoidLogger{}) // what it says is in the errors too
-	var down teardown
+	var down lifecycle.Teardown
 	defer func() {
-		down.run(cfg.ShutdownGrace, logger)
+		down.Run(cfg.ShutdownGrace, logger)
 		if err != nil && ctx.Err() != nil {
 			// Asked to stop while it waited for a server: that is no failure.
 			logger.Info("stopped before it was ready", "reason", err)
@@ -352,7 +292,7 @@ func runService(ctx context.Context, cfg config, logger *slog.Logger, out io.Wri
 		}
 	}()
 
-	in := &instance{cfg: cfg, id: randomID(), started: time.Now(), phase: "starting"}
+	in := &instance{cfg: cfg, id: randomID(), phase: "starting"}
 	logger = logger.With("instance", in.id)
 	logger.Info("starting", "version", buildVersion(), "prefix", cfg.Prefix, "delivery", cfg.Delivery)
 
@@ -360,7 +300,7 @@ func runService(ctx context.Context, cfg config, logger *slog.Logger, out io.Wri
 	if err := httpServer.Listen(); err != nil {
 		return err
 	}
-	down.background(func(ctx context.Context) {
+	down.Background(func(ctx context.Context) {
 		if err := httpServer.Serve(ctx); err != nil {
 			logger.Error("HTTP ended", "error", err)
 		}
@@ -379,13 +319,13 @@ func runService(ctx context.Context, cfg config, logger *slog.Logger, out io.Wri
 	}
 	in.setPhase("waiting for Redis")
 	in.rdb = redis.NewClient(opt)
-	down.pushPart(func(context.Context) { in.rdb.Close() })
+	down.PushPart(func(context.Context) { in.rdb.Close() })
 	keys, err := timers.NewKeys(cfg.Prefix, cfg.Partitions)
 	if err != nil {
 		return err
 	}
 	in.store = timers.NewStore(in.rdb, keys)
-	if err := await(ctx, logger, "Redis", func(ctx context.Context) (bool, error) {
+	if err := lifecycle.Await(ctx, logger, "Redis", func(ctx context.Context) (bool, error) {
 		server, err := timers.Inspect(ctx, in.rdb)
 		if err == nil {
 			if err := server.Refusal(); err != nil {
@@ -404,7 +344,7 @@ func runService(ctx context.Context, cfg config, logger *slog.Logger, out io.Wri
 	// NATS: one connection takes requests, the other delivers.
 	in.setPhase("waiting for NATS")
 	var delivery *service.Conn
-	if err := await(ctx, logger, "NATS", func(context.Context) (bool, error) {
+	if err := lifecycle.Await(ctx, logger, "NATS", func(context.Context) (bool, error) {
 		var err error
 		if in.nc, err = service.Connect(natsConn, "lapse "+in.id, false); err == nil {
 			if delivery, err = service.Connect(natsConn, "lapse "+in.id+" delivery", true); err != nil {
@@ -415,11 +355,14 @@ func runService(ctx context.Context, cfg config, logger *slog.Logger, out io.Wri
 	}); err != nil {
 		return err
 	}
-	down.pushPart(func(context.Context) { delivery.Close(); in.nc.Close() })
-	if err := await(ctx, logger, "JetStream", func(ctx context.Context) (bool, error) {
+	down.PushPart(func(context.Context) { delivery.Close(); in.nc.Close() })
+	if err := lifecycle.Await(ctx, logger, "JetStream", func(ctx context.Context) (bool, error) {
 		if cfg.Delivery == "core" {
-			in.pub = service.NewCore(delivery, prefix, service.AckWait(cfg.Lease), logger)
-			return false, nil
+			core, err := service.NewCore(ctx, delivery, prefix, service.AckWait(cfg.Lease), logger)
+			if err == nil {
+				in.pub = core
+			}
+			return errors.Is(err, service.ErrStream), err
 		}
 		js, err := service.NewJetStream(ctx, delivery, prefix, service.StreamConfig{
 			Name: cfg.Stream, Replicas: cfg.StreamReplicas, MaxAge: cfg.StreamMaxAge, MaxBytes: cfg.StreamMaxBytes, Duplicates: cfg.StreamDups,
@@ -436,7 +379,7 @@ func runService(ctx context.Context, cfg config, logger *slog.Logger, out io.Wri
 	}); err != nil {
 		return err
 	}
-	if err := await(ctx, logger, "NATS", func(ctx context.Context) (bool, error) {
+	if err := lifecycle.Await(ctx, logger, "NATS", func(ctx context.Context) (bool, error) {
 		err := service.CheckDeployment(ctx, in.nc.Conn, prefix, in.store.Deployment())
 		return errors.Is(err, service.ErrOtherDeployment), err
 	}); err != nil {
@@ -447,15 +390,15 @@ func runService(ctx context.Context, cfg config, logger *slog.Logger, out io.Wri
 
 	// Requests come last and end first.
 	ended := make(chan error, 1)
-	down.background(func(serving context.Context) {
+	down.Background(func(serving context.Context) {
 		ended <- in.service.Run(serving, func() {
 			if ctx.Err() != nil {
 				return
 			}
 			in.setPhase("")
 			logger.Info("ready", "nats", natsShown, "http", httpServer.Addr(), "pid", os.Getpid())
-			fmt.Fprintf(out, "Lapse %s takes requests at %s under %s.>, health at http://%s/readyz\nTry: %s set demo --in 3s --data hello%s\n",
-				buildVersion(), natsShown, cfg.Prefix, httpServer.Addr(), os.Args[0], cliFlags(cfg, natsShown))
+			fmt.Fprintf(out, "Lapse %s takes requests at %s under %s.>, health at http://%s/readyz\nTry: %s\n",
+				buildVersion(), natsShown, cfg.Prefix, httpServer.Addr(), tryLine(cfg, natsShown))
 		})
 	})
 	select {
@@ -469,7 +412,7 @@ func runService(ctx context.Context, cfg config, logger *slog.Logger, out io.Wri
 
 // wire connects the parts that fire. They end in the reverse order: first
 // those that find what is due, then the one that fires, then delivery.
-func (in *instance) wire(logger *slog.Logger, keys *timers.Keys, prefix wire.Prefix, down *teardown) {
+func (in *instance) wire(logger *slog.Logger, keys *timers.Keys, prefix wire.Prefix, down *lifecycle.Teardown) {
 	cfg := in.cfg
 	ends := func(name string, run func(context.Context) error) func(context.Context) {
 		return func(ctx context.Context) {
@@ -491,20 +434,24 @@ func (in *instance) wire(logger *slog.Logger, keys *timers.Keys, prefix wire.Pre
 		Sweep: in.firer.Sweep, Await: in.pub.Await, Deaf: in.listener.Deaf,
 		Missed: func(int) { in.listener.Check() }, Logger: logger,
 	})
+	stream := func() string { return "" }
+	if js, ok := in.pub.(*service.JetStream); ok {
+		stream = js.Stream
+	}
 	in.service = service.New(service.Config{
-		Conn: in.nc, Store: in.store, Prefix: prefix, Version: buildVersion(), Instance: in.id,
+		Stream: stream, Conn: in.nc, Store: in.store, Prefix: prefix, Version: buildVersion(), Instance: in.id,
 		RequestTimeout: cfg.RequestTimeout, MaxSize: in.pub.MaxSize, Scheduled: loop.WakeBefore,
-		Status: in.status, Logger: logger,
+		Firer: in.firer, Delivery: cfg.Delivery, Health: in.health, Logger: logger,
 	})
-	down.background(ends("delivery", in.pub.Run))
-	down.background(ends("firer", in.firer.Run))
-	down.background(ends("notify", in.listener.Run))
-	down.background(ends("reconcile", loop.Run))
+	down.Background(ends("delivery", in.pub.Run))
+	down.Background(ends("firer", in.firer.Run))
+	down.Background(ends("notify", in.listener.Run))
+	down.Background(ends("reconcile", loop.Run))
 }
 
 // servers starts the embedded servers that are asked for, and says how to
 // reach both: the last string is for people and has no secrets.
-func servers(ctx context.Context, cfg *config, logger *slog.Logger, down *teardown) (redisURL string, nc service.ConnConfig, shown string, err error) {
+func servers(ctx context.Context, cfg *config, logger *slog.Logger, down *lifecycle.Teardown) (redisURL string, nc service.ConnConfig, shown string, err error) {
 	redisURL, nc, shown = cfg.RedisURL, service.ConnConfig{URL: cfg.NATSURL, Creds: cfg.NATSCreds, Logger: logger}, service.Redact(cfg.NATSURL)
 	if redisURL != "embedded" && cfg.NATSURL != "embedded" {
 		return redisURL, nc, shown, nil
@@ -513,13 +460,13 @@ func servers(ctx context.Context, cfg *config, logger *slog.Logger, down *teardo
 	if err != nil {
 		return "", nc, "", err
 	}
-	down.push(func(context.Context) { dir.Unlock() }) //nolint:errcheck // the process ends
+	down.Push(func(context.Context) { dir.Unlock() }) //nolint:errcheck // the process ends
 	if cfg.NATSURL == "embedded" {
 		server, err := embedded.StartNATS(dir, embedded.NATSOptions{Listen: cfg.NATSListen, Logger: logger})
 		if err != nil {
 			return "", nc, "", err
 		}
-		down.push(func(ctx context.Context) { server.Stop(ctx) }) //nolint:errcheck // the process ends
+		down.Push(func(ctx context.Context) { server.Stop(ctx) }) //nolint:errcheck // the process ends
 		// A server with less room than that refuses the stream.
 		cfg.StreamMaxBytes = min(cfg.StreamMaxBytes, server.MaxStore())
 		nc.URL, nc.Options, shown = server.ClientURL(), server.ConnectOptions(), server.ClientURL()
@@ -529,7 +476,7 @@ func servers(ctx context.Context, cfg *config, logger *slog.Logger, down *teardo
 		if err != nil {
 			return "", nc, "", err
 		}
-		down.push(func(ctx context.Context) {
+		down.Push(func(ctx context.Context) {
 			if err := server.Stop(ctx); err != nil {
 				logger.Error("redis-server did not end in time", "error", err)
 			}
@@ -537,39 +484,6 @@ func servers(ctx context.Context, cfg *config, logger *slog.Logger, down *teardo
 		redisURL = server.URL()
 	}
 	return redisURL, nc, shown, nil
-}
-
-// await repeats try, with a growing pause, until it succeeds or says that
-// waiting does not help. It says what it waits for, once.
-func await(ctx context.Context, logger *slog.Logger, what string, try func(context.Context) (final bool, err error)) error {
-	pause, said := 50*time.Millisecond, false
-	for {
-		attempt, cancel := context.WithTimeout(ctx, 5*time.Second)
-		final, err := try(attempt)
-		cancel()
-		if err == nil {
-			if said {
-				logger.Info("it answers", "what", what)
-			}
-			return nil
-		}
-		if final {
-			return err
-		}
-		if ctx.Err() != nil {
-			return fmt.Errorf("stopped while waiting for %s: %w", what, err)
-		}
-		if !said {
-			said = true
-			logger.Warn("waiting", "what", what, "error", err)
-		}
-		select {
-		case <-ctx.Done():
-			return fmt.Errorf("stopped while waiting for %s: %w", what, err)
-		case <-time.After(pause):
-		}
-		pause = min(2*pause, time.Second)
-	}
 }
 
 func (in *instance) setPhase(phase string) {
@@ -599,11 +513,7 @@ func (in *instance) health(ctx context.Context) wire.HealthReply {
 	} else {
 		part("redis", wire.HealthOK, "")
 	}
-	if !in.nc.IsConnected() {
-		part("nats", wire.HealthDown, "NATS is not connected; it is tried again by itself")
-	} else {
-		part("nats", wire.HealthOK, "")
-	}
+	h.Parts["nats"] = in.service.Health()
 	listening := in.listener.Health()
 	if listening.OK {
 		part("subscription", wire.HealthOK, listening.Why)
@@ -624,46 +534,21 @@ func worst(h wire.HealthReply) wire.HealthReply {
 	return h
 }
 
-// status is the reply to a status request.
-func (in *instance) status(ctx context.Context) (wire.StatusReply, error) {
-	c, err := in.store.Count(ctx)
-	if err != nil {
-		return wire.StatusReply{}, err
-	}
-	stats, lag := in.firer.Stats(), in.firer.Lag()
-	milliseconds := func(d time.Duration) float64 { return float64(d.Microseconds()) / 1000 }
-	event, sweep := stats.Event.Load(), stats.Sweep.Load()
-	reply := wire.StatusReply{
-		Version: buildVersion(), Deployment: in.store.Deployment(), Instance: in.id,
-		Prefix: in.cfg.Prefix, Delivery: in.cfg.Delivery,
-		Now: wire.FormatTime(c.Now), Started: wire.FormatTime(in.started),
-		Pending: c.Pending, Overdue: c.Overdue, InFlight: in.firer.InFlight(),
-		Lag: wire.LagStats{Samples: lag.Samples, P50: milliseconds(lag.P50), P99: milliseconds(lag.P99), Max: milliseconds(lag.Max)},
-		Counts: wire.CountStats{
-			Fired: event + sweep, FiredEvent: event, FiredSweep: sweep, Duplicates: stats.Duplicates.Load(),
-			Refused: stats.Refused.Load(), Unknown: stats.Unknown.Load(), Repaired: stats.Repaired.Load(), Ignored: in.service.Ignored(),
-		},
-		Health: in.health(ctx),
-	}
-	if js, ok := in.pub.(*service.JetStream); ok {
-		reply.Stream = js.Stream()
-	}
-	if !c.Next.IsZero() {
-		reply.NextDue = wire.FormatTime(c.Next)
-	}
-	return reply, nil
-}
-
-// cliFlags are what a client command needs beside its defaults.
-func cliFlags(cfg config, server string) string {
-	var b strings.Builder
-	if server != nats.DefaultURL {
-		b.WriteString(" --server " + server)
+// tryLine is a line that works as it is printed. Secrets are not printed: the
+// client finds them in the environment, as serve did.
+func tryLine(cfg config, server string) string {
+	line := os.Args[0] + " set demo --in 3s --data hello"
+	secret := strings.Contains(cfg.NATSURL, "@") || cfg.NATSCreds != "" || cfg.NATSURL == "embedded" && strings.Contains(cfg.NATSListen, "@")
+	switch {
+	case secret:
+		return line + " (with the environment of this process)"
+	case server != nats.DefaultURL:
+		line += " --server " + server
 	}
 	if cfg.Prefix != wire.DefaultPrefix {
-		b.WriteString(" --prefix " + cfg.Prefix)
+		line += " --prefix " + cfg.Prefix
 	}
-	return b.String()
+	return line
 }
 
 func randomID() string {

@@ -2,6 +2,7 @@ package service
 
 import (
 	"context"
+	"errors"
 	"log/slog"
 	"sync"
 	"time"
@@ -41,14 +42,26 @@ type coreAttempt struct {
 const coreBatch = 512
 
 // NewCore prepares delivery over nc, which must be a publishing connection.
-func NewCore(nc *Conn, prefix wire.Prefix, wait time.Duration, logger *slog.Logger) *Core {
+// Errors that match [ErrStream] are final: a stream that answers requests is in
+// the way of core delivery too. It does not wait for a JetStream that it does
+// not need.
+func NewCore(ctx context.Context, nc *Conn, prefix wire.Prefix, wait time.Duration, logger *slog.Logger) (*Core, error) {
+	check, cancel := context.WithTimeout(ctx, time.Second)
+	defer cancel()
+	switch err := CheckRequests(check, nc.Conn, prefix); {
+	case err == nil, errors.Is(err, ErrNoJetStream):
+	case errors.Is(err, ErrStream):
+		return nil, err
+	default:
+		logger.Warn("JetStream does not say whether a stream answers requests in Lapse's place", "error", err)
+	}
 	c := &Core{nc: nc, prefix: prefix, wait: wait, logger: logger,
 		queue: make(chan coreAttempt, coreBatch), heardCh: make(chan struct{}, 1), refused: map[string]int{}}
 	nc.OnDisconnect(func() { c.gate.set(false) })
 	nc.OnReconnect(func() { c.gate.set(true) })
 	nc.OnError(c.asyncError)
 	c.gate.set(true)
-	return c
+	return c, nil
 }
 
 // MaxSize is the largest message, with headers, that can be delivered now.

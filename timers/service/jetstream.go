@@ -66,9 +66,6 @@ type attempt struct {
 // none; errors that match [ErrStream], [ErrNoJetStream] are final, others are
 // worth another try.
 func NewJetStream(ctx context.Context, nc *Conn, prefix wire.Prefix, cfg StreamConfig, wait time.Duration, logger *slog.Logger) (*JetStream, error) {
-	if on, level := nc.ConnectedServerJetStream(); !on && level == 0 && nc.ConnectedClusterName() == "" {
-		return nil, ErrNoJetStream
-	}
 	if err := CheckRequests(ctx, nc.Conn, prefix); err != nil {
 		return nil, err
 	}

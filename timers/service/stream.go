@@ -62,7 +62,7 @@ func CheckRequests(ctx context.Context, nc *nats.Conn, prefix wire.Prefix) error
 				}
 			}
 			if err := list.Err(); err != nil && !errors.Is(err, jetstream.ErrEndOfData) {
-				return jetStreamError(err)
+				return jetStreamError(nc, err)
 			}
 		}
 	}
@@ -83,7 +83,7 @@ func findStream(ctx context.Context, nc *nats.Conn, prefix wire.Prefix, cfg Stre
 		found = append(found, info)
 	}
 	if err := list.Err(); err != nil && !errors.Is(err, jetstream.ErrEndOfData) {
-		return stream{}, jetStreamError(err)
+		return stream{}, jetStreamError(nc, err)
 	}
 	for _, info := range found {
 		c := info.Config
@@ -123,19 +123,32 @@ func findStream(ctx context.Context, nc *nats.Conn, prefix wire.Prefix, cfg Stre
 		// Another instance was first, which the next look shows; or it is a
 		// stream of that name for something else.
 		if info, infoErr := js.Stream(ctx, cfg.Name); infoErr == nil && !covers(info.CachedInfo().Config.Subjects, fired) {
-			return stream{}, fmt.Errorf("%w: stream %s exists and holds %s, not %s; choose another name with LAPSE_STREAM",
-				ErrStream, cfg.Name, strings.Join(info.CachedInfo().Config.Subjects, ", "), fired)
+			c := info.CachedInfo().Config
+			is := "holds " + strings.Join(c.Subjects, ", ")
+			switch {
+			case c.Mirror != nil:
+				is = "is a mirror"
+			case len(c.Subjects) == 0:
+				is = "has no subjects"
+			}
+			return stream{}, fmt.Errorf("%w: stream %s exists and %s, so it does not take %s; choose another name with LAPSE_STREAM",
+				ErrStream, c.Name, is, fired)
 		}
 		return stream{}, fmt.Errorf("making stream %s: %w", cfg.Name, err)
 	default:
-		return stream{}, fmt.Errorf("making stream %s: %w", cfg.Name, jetStreamError(err))
+		return stream{}, fmt.Errorf("making stream %s: %w", cfg.Name, jetStreamError(nc, err))
 	}
 }
 
 // jetStreamError tells what waiting does not mend from what it may.
-func jetStreamError(err error) error {
+func jetStreamError(nc *nats.Conn, err error) error {
 	var api *jetstream.APIError
 	if errors.Is(err, jetstream.ErrJetStreamNotEnabledForAccount) {
+		return ErrNoJetStream
+	}
+	// A server by itself that has it off, and nobody beyond it who answers. In a
+	// cluster others may have it, and are still to come.
+	if on, _ := nc.ConnectedServerJetStream(); !on && errors.Is(err, nats.ErrNoResponders) && nc.IsConnected() && nc.ConnectedClusterName() == "" {
 		return ErrNoJetStream
 	}
 	if errors.As(err, &api) && api.Code == 400 {
