@@ -15,11 +15,12 @@ const module = "github.com/lapse-timers/lapse"
 // ADR 2). Data flow one way: main knows everything, timers knows nothing of
 // ours, and notify and reconcile do not know each other.
 var allowed = map[string][]string{
-	"":                  {"notify", "reconcile", "timers", "timers/cli", "timers/embedded", "timers/service", "timers/web", "timers/wire"},
+	"":                  {"notify", "reconcile", "timers", "timers/cli", "timers/embedded", "timers/lifecycle", "timers/service", "timers/web", "timers/wire"},
 	"notify":            {"timers"},
 	"reconcile":         {"timers"},
 	"timers":            {},
 	"timers/wire":       {},
+	"timers/lifecycle":  {},
 	"timers/service":    {"timers", "timers/wire"},
 	"timers/client":     {"timers/wire"},
 	"timers/bench":      {"timers/client", "timers/wire"},

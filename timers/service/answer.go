@@ -211,15 +211,6 @@ func (s *Service) runReads(ctx context.Context, batch []readRequest) {
 	}
 }
 
-func (s *Service) runStatus(ctx context.Context, r readRequest) {
-	reply, err := s.cfg.Status(ctx)
-	if err != nil {
-		s.fail(r.request, s.storeError("status", err))
-		return
-	}
-	s.respondJSON(r.request, reply)
-}
-
 func (s *Service) runList(ctx context.Context, r readRequest) {
 	page, end, more, err := s.cfg.Store.List(ctx, r.topic, r.after, r.list.Limit)
 	if err != nil {

@@ -9,7 +9,6 @@ import (
 	"log/slog"
 	"regexp"
 	"strings"
-	"sync"
 	"sync/atomic"
 	"time"
 
@@ -37,8 +36,12 @@ type Config struct {
 	// Scheduled is told of every timer that was set, so that the reconciler
 	// wakes for it. It must not block.
 	Scheduled func(partition int, due time.Time)
-	// Status answers status requests but for what the service knows itself.
-	Status func(ctx context.Context) (wire.StatusReply, error)
+	// For the reply to a status request: who fires, how it is delivered, the
+	// stream's name ("" on core NATS), and how the parts are.
+	Firer    *timers.Firer
+	Delivery string
+	Stream   func() string
+	Health   func(ctx context.Context) wire.HealthReply
 
 	Logger *slog.Logger
 }
@@ -55,7 +58,9 @@ type Service struct {
 
 	verbs   map[string]*verbStats
 	ignored atomic.Int64
-	stop    sync.Once
+	started time.Time
+	deafTo  atomic.Pointer[string] // a subject of requests that NATS refuses us
+	muteAt  atomic.Int64           // when NATS last refused a reply to an inbox, Unix ns
 }
 
 // verbStats are the true figures of an endpoint, in micro's stats under
@@ -99,7 +104,7 @@ func (r readRequest) size() int { return 64 }
 
 // New prepares the service; it takes requests once [Service.Run] runs.
 func New(cfg Config) *Service {
-	s := &Service{cfg: cfg, verbs: make(map[string]*verbStats)}
+	s := &Service{cfg: cfg, verbs: make(map[string]*verbStats), started: time.Now()}
 	for _, v := range []string{"set", "get", "cancel", "list", "status"} {
 		s.verbs[v] = &verbStats{}
 	}
@@ -117,6 +122,8 @@ func (s *Service) Ignored() int64 { return s.ignored.Load() }
 // Run takes requests until ctx ends, then answers those it has taken. ready is
 // called once requests are taken.
 func (s *Service) Run(ctx context.Context, ready func()) error {
+	s.cfg.Conn.OnError(s.asyncError)
+	s.cfg.Conn.OnReconnect(func() { s.deafTo.Store(nil) })
 	svc, err := micro.AddService(s.cfg.Conn.Conn, micro.Config{
 		Name:        s.cfg.Prefix.ServiceName(),
 		Version:     semantic(s.cfg.Version),

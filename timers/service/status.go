@@ -1,0 +1,90 @@
+package service
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"regexp"
+	"strings"
+	"time"
+
+	"github.com/nats-io/nats.go"
+
+	"github.com/lapse-timers/lapse/timers/wire"
+)
+
+func (s *Service) runStatus(ctx context.Context, r readRequest) {
+	reply, err := s.status(ctx)
+	if err != nil {
+		s.fail(r.request, s.storeError("status", err))
+		return
+	}
+	s.respondJSON(r.request, reply)
+}
+
+// status is what this instance knows, and what Redis says of all of them.
+func (s *Service) status(ctx context.Context) (wire.StatusReply, error) {
+	c, err := s.cfg.Store.Count(ctx)
+	if err != nil {
+		return wire.StatusReply{}, err
+	}
+	stats, lag := s.cfg.Firer.Stats(), s.cfg.Firer.Lag()
+	milliseconds := func(d time.Duration) float64 { return float64(d.Microseconds()) / 1000 }
+	event, sweep := stats.Event.Load(), stats.Sweep.Load()
+	reply := wire.StatusReply{
+		Version: s.cfg.Version, Deployment: s.cfg.Store.Deployment(), Instance: s.cfg.Instance,
+		Prefix: string(s.cfg.Prefix), Delivery: s.cfg.Delivery, Stream: s.cfg.Stream(),
+		Now: wire.FormatTime(c.Now), Started: wire.FormatTime(s.started),
+		Pending: c.Pending, Overdue: c.Overdue, InFlight: s.cfg.Firer.InFlight(),
+		Lag: wire.LagStats{Samples: lag.Samples, P50: milliseconds(lag.P50), P99: milliseconds(lag.P99), Max: milliseconds(lag.Max)},
+		Counts: wire.CountStats{
+			Fired: event + sweep, FiredEvent: event, FiredSweep: sweep, Duplicates: stats.Duplicates.Load(),
+			Refused: stats.Refused.Load(), Unknown: stats.Unknown.Load(), Repaired: stats.Repaired.Load(), Ignored: s.ignored.Load(),
+		},
+		Health: s.cfg.Health(ctx),
+	}
+	if !c.Next.IsZero() {
+		reply.NextDue = wire.FormatTime(c.Next)
+	}
+	return reply, nil
+}
+
+// Health is how requests come in and replies go out. A right that NATS does
+// not give shows nowhere else: a subscription without it just stays silent.
+func (s *Service) Health() wire.HealthPart {
+	if !s.cfg.Conn.IsConnected() {
+		return wire.HealthPart{Status: wire.HealthDown, Why: "NATS is not connected; it is tried again by itself"}
+	}
+	if subject := s.deafTo.Load(); subject != nil {
+		return wire.HealthPart{Status: wire.HealthDown, Why: fmt.Sprintf("NATS does not permit Lapse to subscribe to %s; README.md lists the rights of its user", *subject)}
+	}
+	if last := s.muteAt.Load(); last != 0 && time.Since(time.Unix(0, last)) < refusedFor {
+		return wire.HealthPart{Status: wire.HealthDegraded, Why: "NATS does not permit Lapse to publish to _INBOX.>, so replies are lost; README.md lists the rights of its user"}
+	}
+	return wire.HealthPart{Status: wire.HealthOK}
+}
+
+var deniedRight = regexp.MustCompile(`(?i)permissions violation for (subscription|publish) to "([^"]+)"`)
+
+// asyncError notes rights that NATS does not give. A refused subscription is
+// final for the connection. A refused reply counts for inboxes only: any other
+// reply subject is the requester's choice, who must not be able to make us
+// look ill.
+func (s *Service) asyncError(_ *nats.Subscription, err error) {
+	if !errors.Is(err, nats.ErrPermissionViolation) {
+		return
+	}
+	m := deniedRight.FindStringSubmatch(err.Error())
+	switch {
+	case m == nil:
+	case strings.EqualFold(m[1], "subscription"):
+		if s.deafTo.CompareAndSwap(nil, &m[2]) {
+			s.cfg.Logger.Error("NATS does not permit a subscription: requests go unanswered", "subject", m[2])
+		}
+	case strings.HasPrefix(m[2], "_INBOX."):
+		now := time.Now()
+		if last := s.muteAt.Swap(now.UnixNano()); now.Sub(time.Unix(0, last)) > refusedFor {
+			s.cfg.Logger.Error("NATS does not permit publishing replies to _INBOX.>", "subject", m[2])
+		}
+	}
+}
