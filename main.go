@@ -202,6 +202,24 @@ func (c *config) check() error {
 		}
 		errs = append(errs, fmt.Errorf("%s is set and %s is not; set both (embedded is a value)", have, want))
 	}
+	// What is wrong with an address must not be waited for.
+	if c.RedisURL != "embedded" {
+		if _, err := timers.ParseRedisURL(c.RedisURL); err != nil {
+			errs = append(errs, fmt.Errorf("LAPSE_REDIS_URL: %w", err))
+		}
+	}
+	if c.NATSURL != "embedded" {
+		if err := service.CheckURLs(c.NATSURL); err != nil {
+			errs = append(errs, fmt.Errorf("LAPSE_NATS_URL: %w", err))
+		}
+	}
+	if c.NATSCreds != "" {
+		if f, err := os.Open(c.NATSCreds); err != nil {
+			errs = append(errs, fmt.Errorf("LAPSE_NATS_CREDS: %w; want the path of a credentials file", err))
+		} else {
+			f.Close() //nolint:errcheck // only ever opened
+		}
+	}
 	for _, err := range errs {
 		if err != nil {
 			return err

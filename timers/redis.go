@@ -43,9 +43,10 @@ func ParseRedisURL(raw string) (*redis.Options, error) {
 	if err != nil {
 		var ue *url.Error
 		if errors.As(err, &ue) {
-			err = ue.Err
+			// What it says of the fault may hold a part of the password.
+			err = errors.New("it is no URL (special characters in a password are percent-encoded)")
 		}
-		return nil, fmt.Errorf("%w: want redis://[user:password@]host:port/db, rediss://… or unix:///path?db=n", err)
+		return nil, fmt.Errorf("%w: want redis://[user:password@]host:port/db, rediss://... or unix:///path?db=n, or embedded", err)
 	}
 	opt.MaxRetries = -1
 	opt.DialerRetries = 1
@@ -127,7 +128,11 @@ func Inspect(ctx context.Context, rdb redis.UniversalClient) (Server, error) {
 	info, err := rdb.Info(ctx).Result()
 	if err != nil {
 		if isAuthError(err) {
-			return Server{}, fmt.Errorf("%w: %w (LAPSE_REDIS_URL names the user; README.md has the line that gives it its rights)", ErrRedisAuth, err)
+			remedy := "LAPSE_REDIS_URL names the user; README.md has the line that gives it its rights"
+			if !replyIs(err, "NOPERM") {
+				remedy = "correct the user and password in LAPSE_REDIS_URL"
+			}
+			return Server{}, fmt.Errorf("%w: %w (%s)", ErrRedisAuth, err, remedy)
 		}
 		return Server{}, err
 	}

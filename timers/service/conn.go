@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net/url"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -75,7 +76,7 @@ func Connect(cfg ConnConfig, name string, publishing bool) (*Conn, error) {
 	switch {
 	case err == nil:
 	case errors.Is(err, nats.ErrAuthorization), errors.Is(err, nats.ErrAuthExpired), errors.Is(err, nats.ErrAuthRevoked), errors.Is(err, nats.ErrAccountAuthExpired):
-		return nil, fmt.Errorf("%w at %s: %w", ErrAuth, Redact(cfg.URL), err)
+		return nil, fmt.Errorf("%w at %s: %w; correct the user and password in LAPSE_NATS_URL, or the file of LAPSE_NATS_CREDS", ErrAuth, Redact(cfg.URL), err)
 	default:
 		var ue *url.Error
 		if errors.As(err, &ue) {
@@ -114,6 +115,40 @@ func (c *Conn) each(list func() []func()) {
 	for _, h := range handlers {
 		h()
 	}
+}
+
+// CheckURLs says what is wrong with NATS URLs, without their secrets. The
+// library takes what it does not understand for the name of a host, which
+// would be waited for.
+func CheckURLs(urls string) error {
+	bad := func(u, why string) error {
+		return fmt.Errorf("%+q: %s; want nats://[user:password@|token@]host:port or tls://..., several with commas, or embedded", Redact(u), why)
+	}
+	found := false
+	for u := range strings.SplitSeq(urls, ",") {
+		u = strings.TrimSpace(u)
+		if u == "" {
+			continue
+		}
+		found = true
+		full := u
+		if !strings.Contains(u, "://") {
+			full = "nats://" + u
+		}
+		parsed, err := url.Parse(full)
+		switch {
+		case err != nil:
+			return bad(u, "it is no URL (special characters in a password are percent-encoded)")
+		case !slices.Contains([]string{"nats", "tls", "ws", "wss"}, parsed.Scheme):
+			return bad(u, "NATS does not speak "+parsed.Scheme)
+		case parsed.Hostname() == "":
+			return bad(u, "it names no host")
+		}
+	}
+	if !found {
+		return bad(urls, "it is empty")
+	}
+	return nil
 }
 
 // Redact hides the user and password of NATS URLs.
