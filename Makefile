@@ -3,12 +3,15 @@ VERSION   := $(shell git describe --tags --always --dirty 2>/dev/null || echo de
 RACE      ?= -race
 TESTFLAGS ?= -timeout 8m
 
-.PHONY: help build run demo test setup fmt clean
+.PHONY: help build run demo test bench bench-quick setup fmt clean
 
 help:
 	@echo "make run     build Lapse and run it with its own Redis and NATS"
 	@echo "make demo    show the main job in about ten seconds"
 	@echo "make test    run all tests, with the race detector"
+	@echo "make bench   measure everything beside the alternatives, about 25 minutes, and"
+	@echo "             write docs/benchmarks.md; bench-quick takes two minutes and writes"
+	@echo "             to bin/bench-quick"
 	@echo "make build   bin/lapse"
 	@echo "make setup   install what run and demo need; the targets above do it too"
 	@echo "make fmt     format the Go code"
@@ -37,6 +40,19 @@ test:
 	go vet ./...
 	CGO_ENABLED=1 go build -buildvcs=false $(RACE) ./...
 	CGO_ENABLED=1 go test $(RACE) -count=1 -p 1 $(TESTFLAGS) ./...
+
+# Nothing else should run on the machine meanwhile. PARTS="burst set" measures
+# only these again and keeps the rest of the page.
+bench: setup build bin/nats-server
+	bin/lapse bench --suite full --docs docs $(PARTS)
+
+bench-quick: setup build bin/nats-server
+	bin/lapse bench --suite quick --docs bin/bench-quick $(PARTS)
+
+# The alternative runs on the version of the library that go.mod names, which
+# is the one that is embedded in lapse.
+bin/nats-server: go.mod
+	go build -buildvcs=false -o $@ github.com/nats-io/nats-server/v2
 
 fmt:
 	gofmt -w $$(git ls-files -co --exclude-standard '*.go')

@@ -36,7 +36,9 @@ func newBareRedis(ctx context.Context, o Options) (b bareRedis, err error) {
 	return b, err
 }
 
-func (b *bareRedis) settle(ctx context.Context) error { return settleRedis(ctx, b.rdb) }
+func (b *bareRedis) settle(ctx context.Context, sets int) error {
+	return settleRedis(ctx, b.rdb, sets)
+}
 
 func (b *bareRedis) cpu() usage { return processTimes(map[string]*process{"redis": b.proc}) }
 

@@ -20,8 +20,8 @@ type contestant interface {
 	// listen calls fired for each timer that is delivered from now on, until
 	// stop; early says that the event itself was made before its time.
 	listen(fired func(n int, at time.Time, early bool)) (stop func() error, err error)
-	// settle returns when it is at rest after many sets.
-	settle(ctx context.Context) error
+	// settle returns when it is at rest after so many sets.
+	settle(ctx context.Context, sets int) error
 	// cpu is the CPU time of its processes, nil when they are not known.
 	cpu() usage
 	// readClock reads how its clock stands to ours; nil when nothing could tell
@@ -95,6 +95,7 @@ type rig struct {
 	next    int     // number of the first timer not used
 	pending int     // far timers
 	far     []span  // their numbers
+	stray   []span  // timers that were to fire and have not
 	setRate float64 // sets per second, as last seen; 0: not yet
 }
 
@@ -161,7 +162,7 @@ func (r *rig) fill(ctx context.Context, pending int) error {
 		return err
 	}
 	r.pending += n
-	return r.settle(ctx)
+	return r.settle(ctx, n)
 }
 
 // take reserves the numbers of n far timers: whatever becomes of setting
@@ -241,7 +242,7 @@ func (r *rig) shoot(ctx context.Context, n int, base int64, spread, offset, pati
 		}
 		if left := v.arrivals.missing(); err != nil || late > 0 || len(left) > 0 {
 			for _, m := range left {
-				r.far = append(r.far, span{m, m + 1})
+				r.stray = append(r.stray, span{m, m + 1})
 			}
 		}
 	}()
@@ -288,6 +289,12 @@ func (r *rig) finish(ctx context.Context, v *volley, before *reading) error {
 		v.clock = clock{}
 	}
 	return nil
+}
+
+// breath is how long to wait after so many sets for what they left to do,
+// such as syncing a file.
+func breath(sets int) time.Duration {
+	return min(max(time.Duration(sets)*10*time.Microsecond, 100*time.Millisecond), time.Second)
 }
 
 func sleep(ctx context.Context, d time.Duration) error {

@@ -43,8 +43,8 @@ type deployment struct {
 }
 
 // newDeployment connects to the deployment that o names.
-func newDeployment(ctx context.Context, o Options, run string) (d *deployment, err error) {
-	d = &deployment{prefix: wire.Prefix(o.Prefix), run: run, payload: payloadOf(o.Payload), programs: o.Programs}
+func newDeployment(ctx context.Context, o Options, run string) (_ *deployment, err error) {
+	d := &deployment{prefix: wire.Prefix(o.Prefix), run: run, payload: payloadOf(o.Payload), programs: o.Programs}
 	if d.prefix == "" {
 		d.prefix = wire.DefaultPrefix
 	}
@@ -174,13 +174,17 @@ func (d *deployment) listen(fired func(n int, at time.Time, early bool)) (stop f
 
 // settle waits while Redis rewrites its file, where that is known: many sets
 // in one go bring it about, and it would share the cores with what comes next.
-func (d *deployment) settle(ctx context.Context) error { return settleRedis(ctx, d.redis) }
+func (d *deployment) settle(ctx context.Context, sets int) error {
+	return settleRedis(ctx, d.redis, sets)
+}
 
-func settleRedis(ctx context.Context, rdb *redis.Client) error {
+func settleRedis(ctx context.Context, rdb *redis.Client, sets int) error {
+	pause := breath(sets)
 	for range 600 {
-		if err := sleep(ctx, time.Second); err != nil || rdb == nil {
+		if err := sleep(ctx, pause); err != nil || rdb == nil {
 			return err
 		}
+		pause = time.Second
 		info, err := rdb.Info(ctx, "persistence").Result()
 		if err != nil || infoValue(info, "aof_rewrite_in_progress") == 0 && infoValue(info, "aof_rewrite_scheduled") == 0 &&
 			infoValue(info, "rdb_bgsave_in_progress") == 0 {
@@ -245,8 +249,13 @@ func (d *deployment) forget(ctx context.Context, timers []span) error {
 		wg.Go(func() {
 			for n := range numbers {
 				reply, err := nc.Request(d.prefix.Cancel(d.topic(n)), []byte(timerID(n)), answerWithin)
-				// Not found is as good: it has fired, or was never set.
-				if err != nil || reply.Header.Get(wire.HeaderErrorCode) != "" && reply.Header.Get(wire.HeaderErrorCode) != "404" {
+				if err != nil {
+					failed.Add(1)
+					continue
+				}
+				switch reply.Header.Get(wire.HeaderErrorCode) {
+				case "", "404", "409": // cancelled; not there; being delivered, and gone with that
+				default:
 					failed.Add(1)
 				}
 			}
@@ -265,10 +274,15 @@ feed:
 	}
 	close(numbers)
 	wg.Wait()
+	var left error
 	if failed.Load() > 0 {
-		return fmt.Errorf("some timers of this run could not be cancelled; find them with: lapse list bench.%s", d.run)
+		left = fmt.Errorf("some timers of this run could not be cancelled; find them with: lapse list bench.%s", d.run)
 	}
-	return d.purge(ctx)
+	// What was being delivered while it was to be cancelled has its moment.
+	if err := sleep(ctx, 500*time.Millisecond); err != nil {
+		return errors.Join(left, err)
+	}
+	return errors.Join(left, d.purge(ctx))
 }
 
 func (d *deployment) purge(ctx context.Context) error {

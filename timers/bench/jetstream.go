@@ -37,8 +37,8 @@ const (
 	jsPull     = 5_000 // messages of one fetch, at most
 )
 
-func newScheduler(ctx context.Context, o Options) (s *scheduler, err error) {
-	s = &scheduler{payload: payloadOf(o.Payload)}
+func newScheduler(ctx context.Context, o Options) (_ *scheduler, err error) {
+	s := &scheduler{payload: payloadOf(o.Payload)}
 	if s.servers, err = newServers(o.dir()); err != nil {
 		return nil, err
 	}
@@ -125,7 +125,7 @@ func (s *scheduler) listen(fired func(n int, at time.Time, early bool)) (stop fu
 	}, nil
 }
 
-func (s *scheduler) settle(ctx context.Context) error { return sleep(ctx, time.Second) }
+func (s *scheduler) settle(ctx context.Context, sets int) error { return sleep(ctx, breath(sets)) }
 
 func (s *scheduler) cpu() usage { return processTimes(map[string]*process{"nats": s.proc}) }
 

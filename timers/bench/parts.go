@@ -102,7 +102,7 @@ func measureRecover(ctx context.Context, r *rig, o Options, out *Result) error {
 	if err := r.fill(ctx, max(o.Pending, calibration)); err != nil {
 		return err
 	}
-	lead := time.Duration(float64(o.Count)/r.setRate*float64(2*time.Second)) + 4*time.Second
+	lead := time.Duration(float64(o.Count)/r.setRate*float64(2*time.Second)) + 3*time.Second
 	due := make([]int64, o.Count)
 	base := time.Now().Add(lead).UnixMilli()
 	for i := range due {
@@ -129,7 +129,7 @@ func measureRecover(ctx context.Context, r *rig, o Options, out *Result) error {
 	if time.Now().UnixMilli() >= base || a.count() > 0 {
 		return fmt.Errorf("setting %d timers took longer than expected, and some were due before the service had stopped; try fewer timers", o.Count)
 	}
-	if err := sleep(ctx, time.Until(time.UnixMilli(base).Add(2*time.Second))); err != nil {
+	if err := sleep(ctx, time.Until(time.UnixMilli(base).Add(time.Second))); err != nil {
 		return err
 	}
 	cpu := d.cpu()

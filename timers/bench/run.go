@@ -115,7 +115,8 @@ func (r *runner) measure(ctx context.Context, name string, steps []step) (err er
 	defer func() {
 		clean, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanupWithin)
 		defer cancel()
-		if forgetErr := rig.forget(clean, rig.far); forgetErr != nil {
+		// What may fire any moment goes first.
+		if forgetErr := rig.forget(clean, append(rig.stray, rig.far...)); forgetErr != nil {
 			r.report.Notes = append(r.report.Notes, forgetErr.Error())
 			r.say("%v", forgetErr)
 		}

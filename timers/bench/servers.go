@@ -20,7 +20,7 @@ import (
 
 const (
 	installRedis = "install it (apt-get install redis-server, brew install redis), or name it with --redis-server"
-	installNATS  = "install nats-server from https://nats.io/download, build it with make bench-servers, or name it with --nats-server"
+	installNATS  = "install nats-server from https://nats.io/download, build it with make bin/nats-server, or name it with --nats-server"
 )
 
 // servers are processes of the bench's own, with their data in one temporary

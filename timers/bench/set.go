@@ -33,7 +33,7 @@ func measureSet(ctx context.Context, r *rig, o Options, out *Result) error {
 			return err
 		}
 		rounds = append(rounds, round{s, r.cpu().since(before, o.Count)})
-		if err := r.settle(ctx); err != nil {
+		if err := r.settle(ctx, o.Count); err != nil {
 			return err
 		}
 	}

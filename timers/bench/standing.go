@@ -59,7 +59,7 @@ func measureIdle(ctx context.Context, r *rig, o Options, out *Result) error {
 	if err := r.fill(ctx, o.Pending); err != nil {
 		return err
 	}
-	if err := sleep(ctx, 3*time.Second); err != nil { // for what the sets left to do
+	if err := sleep(ctx, 2*time.Second); err != nil { // for what the sets left to do in the service
 		return err
 	}
 	m, err := startMonitor(ctx, d.redis.Options())
