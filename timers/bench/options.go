@@ -164,6 +164,9 @@ func (o Options) Check() error {
 	if o.Rate < 0 || o.Rate > mega {
 		return fmt.Errorf("rate %g: want up to 1,000,000 fires per second", o.Rate)
 	}
+	if n := o.Rate * o.Duration.Seconds(); n > 10*mega {
+		return fmt.Errorf("%g fires per second for %v are %s timers: want 10,000,000 at most", o.Rate, o.Duration, grouped(n))
+	}
 	for _, l := range []struct {
 		name             string
 		value, low, high int

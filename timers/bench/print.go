@@ -26,7 +26,7 @@ func (r *Result) title() string {
 	case r.Burst != nil:
 		return fmt.Sprintf("burst of %s, %s pending%s", grouped(float64(r.Count)), grouped(float64(r.Pending)), instances)
 	case r.Set != nil:
-		return fmt.Sprintf("set, %s callers, %s sets%s", grouped(float64(r.Concurrency)), grouped(float64(r.Count)), instances)
+		return fmt.Sprintf("set, %s, %s sets%s", plural(r.Concurrency, "caller"), grouped(float64(r.Count)), instances)
 	case r.Recover != nil:
 		return fmt.Sprintf("recover, %s overdue%s", grouped(float64(r.Count)), instances)
 	}
@@ -167,4 +167,11 @@ func (m Machine) line() string {
 		parts = append(parts, "data on "+m.FileSystem)
 	}
 	return strings.Join(parts, ", ")
+}
+
+func plural(n int, thing string) string {
+	if n == 1 {
+		return "1 " + thing
+	}
+	return grouped(float64(n)) + " " + thing + "s"
 }

@@ -92,8 +92,11 @@ func (r *runner) part(ctx context.Context, part string, o Options) error {
 		} else {
 			err = r.measure(ctx, name, []step{{part, o, run}})
 		}
+		if err != nil && name != Lapse {
+			err = fmt.Errorf("%s: %w", name, err)
+		}
 		if err != nil {
-			return fmt.Errorf("%s: %w", name, err)
+			return err
 		}
 	}
 	return nil

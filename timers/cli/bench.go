@@ -43,7 +43,7 @@ removed again. The parts:
   burst    how fast timers drain that are due in one millisecond
   set      how fast concurrent callers set timers; with --concurrency 1, what a
            set takes beside a bare NATS request and a bare script call
-  growth   the lag at 10,000, 100,000, ... up to --pending timers
+  growth   the lag at 10,000, 100,000, ... up to --pending timers (1,000,000)
   memory   what a waiting timer takes in Redis (needs --redis or --fresh)
   idle     what waiting timers cost while none is due (needs --redis or --fresh)
   recover  how a service starts that finds timers overdue (needs --fresh)
@@ -74,13 +74,13 @@ the end, and their events purged from the stream where that is permitted.
 	f.StringVar(&o.RedisURL, "redis", "", "`URL` of the deployment's Redis, for memory, idle, and set with one caller")
 	f.BoolVar(&b.isFresh, "fresh", false, "measure servers started for it: redis-server, nats-server, lapse serve")
 	f.IntVar(&b.fresh.Instances, "instances", 1, "with --fresh: instances of lapse serve")
-	f.StringArrayVar(&b.fresh.Settings, "setting", nil, "with --fresh: a setting of lapse serve, such as `LAPSE_GRACE=50ms`; may be repeated")
-	f.StringArrayVar(&b.fresh.RedisSet, "redis-set", nil, "with --fresh: a directive over redis.conf, such as `hz=10`; may be repeated")
+	f.StringArrayVar(&b.fresh.Settings, "setting", nil, "with --fresh: a setting of lapse serve, as `NAME=value`, such as LAPSE_GRACE=50ms; may be repeated")
+	f.StringArrayVar(&b.fresh.RedisSet, "redis-set", nil, "with --fresh: a directive over redis.conf, as `name=value`, such as hz=10; may be repeated")
 	f.StringVar(&o.Programs.RedisServer, "redis-server", "", "the redis-server `program` (else beside lapse, then the PATH)")
 	f.StringVar(&o.Programs.NATSServer, "nats-server", "", "the nats-server `program` (else beside lapse, then the PATH)")
 	f.BoolVar(&b.progress, "progress", true, "show progress bars on a terminal")
 	f.StringVar(&b.out, "out", "", "write the report as JSON to this `file` too")
-	f.StringVar(&b.suite, "suite", "", "run the published measurements, `full` or quick, on fresh servers; parts named beside it are the only ones run again")
+	f.StringVar(&b.suite, "suite", "", "run the published measurements on fresh servers: `name` is full or quick; when parts are named too, only these are measured and the page keeps the rest")
 	f.StringVar(&b.docs, "docs", "", "with --suite: write benchmarks.md, its plots and its data to this `directory`")
 	cmd.RunE = func(cmd *cobra.Command, args []string) error { return a.bench(cmd, conn, &b, args) }
 	cmd.AddCommand(a.respondCmd())
@@ -122,7 +122,7 @@ func (a *app) bench(cmd *cobra.Command, conn *connection, b *benchFlags, parts [
 		}
 	}
 	if b.suite != "" {
-		return b.runSuite(cmd, o)
+		return b.runSuite(cmd, conn, o)
 	}
 	if b.docs != "" {
 		return usage("--docs writes the page of --suite; name one, or use --out FILE")
@@ -140,7 +140,7 @@ func (a *app) bench(cmd *cobra.Command, conn *connection, b *benchFlags, parts [
 	return err
 }
 
-func (b *benchFlags) runSuite(cmd *cobra.Command, o bench.Options) error {
+func (b *benchFlags) runSuite(cmd *cobra.Command, conn *connection, o bench.Options) error {
 	for _, name := range []string{"pending", "rate", "duration", "count", "concurrency", "payload", "topics", "repeat", "instances", "setting", "redis-set", "vs"} {
 		if cmd.Flags().Changed(name) {
 			return usage("--%s: the parameters of --suite are fixed, so that its figures compare; leave it out", name)
@@ -151,7 +151,7 @@ func (b *benchFlags) runSuite(cmd *cobra.Command, o bench.Options) error {
 	}
 	report, err := bench.RunSuite(cmd.Context(), o, bench.SuiteOptions{Quick: b.suite == "quick", Docs: b.docs})
 	if report != nil {
-		err = errors.Join(err, b.write(report), printReport(cmd.OutOrStdout(), report, false))
+		err = errors.Join(err, b.write(report), printReport(cmd.OutOrStdout(), report, conn.json))
 	}
 	if cmd.Context().Err() != nil {
 		return errInterrupted
