@@ -64,8 +64,8 @@ func renderPage(r *Report, quick bool, byHand string) string {
 	p("| pending | fires/s | | p50 | p99 | max | arrived | early |")
 	p("|---|---|---|---|---|---|---|---|")
 	for _, part := range []string{"growth", "rate"} {
-		for i := range r.Parts {
-			if x := &r.Parts[i]; x.Part == part {
+		for _, x := range r.together() {
+			if x.Part == part {
 				p("| %s | %s | %s | %v | %v | %v | %s of %s | %d |", grouped(float64(x.Pending)), grouped(x.Rate), x.who(),
 					x.Lag.P50, x.Lag.P99, x.Lag.Max, grouped(float64(x.Lag.Arrived)), grouped(float64(x.Lag.Due)), x.Lag.Early)
 			}
@@ -78,8 +78,8 @@ func renderPage(r *Report, quick bool, byHand string) string {
 	p("")
 	p("| burst of | pending | | first after | last after | drained | rounds | arrived | early |")
 	p("|---|---|---|---|---|---|---|---|---|")
-	for i := range r.Parts {
-		if x := &r.Parts[i]; x.Burst != nil {
+	for _, x := range r.together() {
+		if x.Burst != nil {
 			p("| %s | %s | %s | %v | %v | %s/s | %s | %s of %s | %d |", grouped(float64(x.Count)), grouped(float64(x.Pending)), x.who(), x.Burst.First, x.Burst.Last,
 				grouped(x.Burst.Drained), rounds(x.Burst.Rounds), grouped(float64(x.Burst.Arrived)), grouped(float64(x.Burst.Due)), x.Burst.Early)
 		}
@@ -87,16 +87,16 @@ func renderPage(r *Report, quick bool, byHand string) string {
 	p("")
 	p("| callers | sets | | sets/s | rounds | p50 | p99 | errors |")
 	p("|---|---|---|---|---|---|---|---|")
-	for i := range r.Parts {
-		if x := &r.Parts[i]; x.Set != nil {
+	for _, x := range r.together() {
+		if x.Set != nil {
 			p("| %d | %s | %s | %s | %s | %v | %v | %d |", x.Concurrency, grouped(float64(x.Count)), x.who(), grouped(x.Set.PerSec), rounds(x.Set.Rounds), x.Set.P50, x.Set.P99, x.Set.Errors)
 		}
 	}
 	p("")
 	p("## At rest and at start")
 	p("")
-	for i := range r.Parts {
-		if x := &r.Parts[i]; x.Memory != nil || x.Idle != nil || x.Recover != nil {
+	for _, x := range r.together() {
+		if x.Memory != nil || x.Idle != nil || x.Recover != nil {
 			p("- %s: %s", x.title(), strings.Join(x.figures(), ", "))
 		}
 	}
@@ -108,8 +108,8 @@ func renderPage(r *Report, quick bool, byHand string) string {
 	p("")
 	p("| part | | service | Redis | NATS | bench | together |")
 	p("|---|---|---|---|---|---|---|")
-	for i := range r.Parts {
-		if x := &r.Parts[i]; len(x.CPU) > 0 {
+	for _, x := range r.together() {
+		if len(x.CPU) > 0 {
 			sum := x.CPU["service"] + x.CPU["redis"] + x.CPU["nats"] + x.CPU["bench"]
 			p("| %s | %s | %s | %s | %s | %.1f | %.1f |", x.title(), x.Contestant, cell(x.CPU, "service"), cell(x.CPU, "redis"), cell(x.CPU, "nats"), x.CPU["bench"], sum)
 		}

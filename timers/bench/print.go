@@ -112,8 +112,7 @@ func (r *Report) Print(w io.Writer) error {
 		fmt.Fprintf(w, "with %s\n", strings.Join(r.Settings, " "))
 	}
 	last := ""
-	for i := range r.Parts {
-		p := &r.Parts[i]
+	for _, p := range r.together() {
 		if p.title() != last {
 			last = p.title()
 			fmt.Fprintf(w, "\n%s\n", last)
@@ -142,6 +141,21 @@ func (r *Report) Print(w io.Writer) error {
 		fmt.Fprintf(w, "\nnote: %s\n", n)
 	}
 	return nil
+}
+
+// together are the results with those side by side that were run with the
+// same parameters.
+func (r *Report) together() []*Result {
+	place := map[string]int{} // of the first with this title
+	out := make([]*Result, len(r.Parts))
+	for i := range r.Parts {
+		out[i] = &r.Parts[i]
+		if _, ok := place[out[i].title()]; !ok {
+			place[out[i].title()] = i
+		}
+	}
+	slices.SortStableFunc(out, func(a, b *Result) int { return place[a.title()] - place[b.title()] })
+	return out
 }
 
 func (v Versions) line() string {
