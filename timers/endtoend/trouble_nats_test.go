@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -340,6 +341,70 @@ func TestConnectionsToNATSAreCut(t *testing.T) {
 	s, err := c.Status(t.Context())
 	require.NoError(t, err)
 	t.Logf("%d attempts of unknown outcome, %d copies not stored again", s.Counts.Unknown, s.Counts.Duplicates)
+}
+
+// A request that reaches an instance while it stops is answered like any
+// other, or turned away; one that comes later finds nobody. None is left to
+// wait for its timeout.
+func TestEveryRequestIsAnsweredAtTheStop(t *testing.T) {
+	t.Parallel()
+	rs, ns := timerstest.Redis(t), timerstest.NATS(t)
+	nc := ns.Connect(t)
+	for run := range 3 {
+		l := timerstest.LapseOn(t, rs.URL(), ns.URL(), quickExit)
+		inbox := nc.NewInbox()
+		var sent, ok, unavailable, nobody, strange atomic.Int64
+		sub, err := nc.Subscribe(inbox, func(m *nats.Msg) {
+			switch {
+			case len(m.Data) > 0 && m.Header.Get("Nats-Service-Error-Code") == "":
+				ok.Add(1)
+			case m.Header.Get("Nats-Service-Error-Code") == "503":
+				unavailable.Add(1)
+			case m.Header.Get("Status") == "503":
+				nobody.Add(1)
+			default:
+				strange.Add(1)
+			}
+		})
+		require.NoError(t, err)
+		stop := make(chan struct{})
+		var senders sync.WaitGroup
+		for range 2 {
+			senders.Go(func() {
+				for i := 0; ; i++ {
+					m := request("timers.set.stop", fmt.Sprint(run, ".", i%100), "@in 1h")
+					m.Reply = inbox
+					if nc.PublishMsg(m) != nil {
+						return
+					}
+					sent.Add(1)
+					select {
+					case <-stop:
+						return
+					default:
+					}
+					if i%1000 == 0 { // a backlog, which the program has to work off
+						nc.Flush() //nolint:errcheck // only keeps the pace
+					}
+				}
+			})
+		}
+		timerstest.Eventually(t, soon, "requests are answered", func() bool { return ok.Load() > 500 })
+		endsWell(t, l, 10*time.Second)
+		close(stop)
+		senders.Wait()
+		t.Cleanup(func() {
+			if t.Failed() {
+				t.Logf("%d sent, %d answered", sent.Load(), ok.Load()+unavailable.Load()+nobody.Load())
+			}
+		})
+		timerstest.Eventually(t, 10*time.Second, "every request is answered", func() bool {
+			return ok.Load()+unavailable.Load()+nobody.Load() == sent.Load()
+		})
+		t.Logf("%d sent: %d OK, %d turned away, %d found nobody", sent.Load(), ok.Load(), unavailable.Load(), nobody.Load())
+		require.Zero(t, strange.Load())
+		require.NoError(t, sub.Unsubscribe())
+	}
 }
 
 func TestStopInTheMiddleOfABurst(t *testing.T) {

@@ -103,6 +103,41 @@ func boolToInt(b bool) int {
 	return 0
 }
 
+// TestStopWhileRedisIsAway sends SIGTERM while timers are due and requests wait.
+func TestStopWhileRedisIsAway(t *testing.T) {
+	const grace = 4 * time.Second
+	for _, kind := range []struct {
+		name            string
+		leave, comeBack func(*timerstest.RedisServer)
+	}{
+		{"refused", (*timerstest.RedisServer).Stop, (*timerstest.RedisServer).Start},
+		{"silent", (*timerstest.RedisServer).Pause, (*timerstest.RedisServer).Resume},
+	} {
+		t.Run(kind.name, func(t *testing.T) {
+			t.Parallel()
+			rs, ns := timerstest.Redis(t, "--appendfsync", "always"), timerstest.NATS(t)
+			l := timerstest.LapseOn(t, rs.URL(), ns.URL(), "LAPSE_LEASE=2s", "LAPSE_SHUTDOWN_GRACE="+grace.String(), quickExit)
+			nc := ns.Connect(t)
+			c := newClient(t, nc)
+			a := newAttempts()
+			due := time.Now().Add(2 * time.Second)
+			const n = 500
+			a.setMany(t, c, "stop", n, nil, timesIn(due, time.Second, n))
+			require.Equal(t, n, a.count(delivered))
+			timerstest.Eventually(t, soon, "it is in the middle", func() bool { return stored(t, nc) > n/10 })
+			kind.leave(rs)
+			waiting := make(chan error, 1)
+			go func() { waiting <- a.set(t, c, "waits", "waits", nil, client.In(0)) }()
+			endsWell(t, l, grace)
+			require.NoError(t, <-waiting)
+			require.Equal(t, n, a.count(delivered), "the set that waited was not answered OK")
+			kind.comeBack(rs)
+			l.Start()
+			a.allOnce(t, nc, rs.Client())
+		})
+	}
+}
+
 // TestRedisKilledWhileTimersFallDue has a lease of half a minute and demands
 // all timers long before: a claim that was under way at the kill must be
 // taken up again by its claimer.
