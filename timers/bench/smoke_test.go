@@ -80,14 +80,14 @@ func TestBesideJetStream(t *testing.T) {
 	}
 	// A stall of the machine is as long as JetStream's lag: three attempts.
 	for attempt := 1; ; attempt++ {
-		r := run(Options{Parts: []string{"lag"}, Pending: 2 * kilo, Rate: 200, Duration: 2 * time.Second})
+		r := run(Options{Parts: []string{"lag"}, Pending: 2 * kilo, Rate: 150, Duration: 2 * time.Second})
 		ours, theirs := r.find("lag", Lapse, nil).Lag, r.find("lag", JetStream, nil).Lag
 		if ours.P99 < theirs.P99 {
 			break
 		}
 		require.Less(t, attempt, 3, "Lapse's p99 %v, JetStream's %v", ours.P99, theirs.P99)
 	}
-	r := run(Options{Parts: []string{"burst", "set"}, Count: 4 * kilo, Concurrency: 64})
+	r := run(Options{Parts: []string{"burst", "set"}, Count: 3 * kilo, Concurrency: 64})
 	require.Len(t, r.Parts, 4)
 	require.NotZero(t, r.find("burst", Lapse, nil).Burst.Drained)
 }
@@ -135,7 +135,7 @@ func TestLeavesNothingOnADeployment(t *testing.T) {
 	require.NotZero(t, r.Parts[1].Set.Ratio)
 	clean()
 
-	o.Parts, o.Duration = []string{"lag"}, 20*time.Second
+	o.Parts, o.Duration = []string{"lag"}, 6*time.Second
 	o.Say = func(format string, args ...any) { t.Logf(format, args...) }
 	cut := make(chan error, 1)
 	go func() {
