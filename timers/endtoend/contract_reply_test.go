@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
 	"github.com/stretchr/testify/require"
 
 	"github.com/lapse-timers/lapse/timers/timerstest"
@@ -191,16 +192,19 @@ func TestMicro(t *testing.T) {
 	s.unharmed(t)
 }
 
+// strangeReplies are no acknowledgements of the stream TIMERS.
+var strangeReplies = []string{
+	"", "ok", "+OK", "null", "[]", "0", "{}", `"TIMERS"`, "\x00\xff", `{"stream":"OTHER","seq":1}`, `{"stream":"OTHER","seq":1,"duplicate":true}`,
+	`{"stream":"","seq":1}`, `{"seq":1}`, `{"stream":"TIMERS"}`, `{"stream":"TIMERS","seq":0}`, `{"stream":"timers","seq":1}`, `{"stream":["TIMERS"],"seq":1}`,
+	`{"error":{"code":503,"err_code":10077,"description":"no"}}`, `{"error":{"code":503,"err_code":10077,"description":"no"},"stream":"OTHER","seq":0}`,
+	`{"error":"not_found","message":"x"}`, `{"type":"io.nats.jetstream.api.v1.pub_ack","stream":"OTHER","seq":1}`,
+}
+
 // A subscriber that answers what it hears, as a micro handler does, is not the
 // stream, whatever it says.
 func TestSubscriberThatReplies(t *testing.T) {
 	s := serve(t, timerstest.NATS(t))
-	bodies := []string{
-		"", "ok", "+OK", "null", "[]", "0", "{}", `"TIMERS"`, "\x00\xff", `{"stream":"OTHER","seq":1}`, `{"stream":"OTHER","seq":1,"duplicate":true}`,
-		`{"stream":"","seq":1}`, `{"seq":1}`, `{"stream":"TIMERS"}`, `{"stream":"TIMERS","seq":0}`, `{"stream":"timers","seq":1}`, `{"stream":["TIMERS"],"seq":1}`,
-		`{"error":{"code":503,"err_code":10077,"description":"no"}}`, `{"error":{"code":503,"err_code":10077,"description":"no"},"stream":"OTHER","seq":0}`,
-		`{"error":"not_found","message":"x"}`, `{"type":"io.nats.jetstream.api.v1.pub_ack","stream":"OTHER","seq":1}`,
-	}
+	bodies := strangeReplies
 	answered := make(chan string, 10*len(bodies))
 	_, err := s.nc.Subscribe("timers.fired.answer", func(m *nats.Msg) {
 		for range 3 {
@@ -238,4 +242,38 @@ func TestSubscriberThatReplies(t *testing.T) {
 	require.Zero(t, counts.Duplicates+counts.Refused+counts.Unknown)
 	require.Empty(t, answered, "a fire was tried again")
 	s.unharmed(t)
+}
+
+// Nor is it taken for the stream while the stream stores nothing.
+func TestSubscriberThatRepliesInPlaceOfAFullStream(t *testing.T) {
+	ns := timerstest.NATS(t)
+	js, err := jetstream.New(ns.Connect(t))
+	require.NoError(t, err)
+	stream, err := js.CreateStream(t.Context(), jetstream.StreamConfig{Name: "TIMERS", Subjects: []string{"timers.fired.>"}, MaxMsgs: 1, Discard: jetstream.DiscardNew, Storage: jetstream.MemoryStorage})
+	require.NoError(t, err)
+	s := serve(t, ns, "LAPSE_RETRY_MIN=10ms", "LAPSE_RETRY_MAX=50ms")
+	_, err = s.nc.Subscribe("timers.fired.answer", func(m *nats.Msg) {
+		m.Respond(m.Data) //nolint:errcheck // the count of what is kept tells
+	})
+	require.NoError(t, err)
+	require.NoError(t, s.nc.Flush())
+	for i, body := range strangeReplies {
+		m := request("timers.set.answer", fmt.Sprint(i), "@in 0s")
+		m.Data = []byte(body)
+		s.set(t, m)
+	}
+	// Each of them is tried, refused by the stream, and kept.
+	timerstest.Eventually(t, 20*time.Second, "all have been tried again and again", func() bool {
+		return s.status(t, "timers").Counts.Refused > 5*len(strangeReplies)
+	})
+	require.Len(t, s.list(t, "timers.list.answer", "").Timers, len(strangeReplies)-1, "a reply was taken for the acknowledgement")
+	require.Equal(t, 1, s.status(t, "timers").Counts.Fired)
+
+	config := stream.CachedInfo().Config
+	config.MaxMsgs = -1
+	_, err = js.UpdateStream(t.Context(), config)
+	require.NoError(t, err)
+	nothingLeft(t, s.rdb)
+	require.Equal(t, len(strangeReplies), count(t, s.nc, "TIMERS", "timers.fired.answer"))
+	require.Equal(t, len(strangeReplies), s.status(t, "timers").Counts.Fired)
 }
