@@ -343,20 +343,22 @@ func runService(ctx context.Context, cfg config, logger *slog.Logger, out io.Wri
 		return err
 	}
 	in.store = timers.NewStore(in.rdb, keys)
+	var server timers.Server
 	if err := lifecycle.Await(ctx, logger, "Redis", func(ctx context.Context) (bool, error) {
-		server, err := timers.Inspect(ctx, in.rdb)
+		var err error
+		server, err = timers.Inspect(ctx, in.rdb)
 		if err == nil {
 			if err := server.Refusal(); err != nil {
 				return true, err
-			}
-			for _, w := range server.Warnings() {
-				logger.Warn(w)
 			}
 			err = in.store.Open(ctx)
 		}
 		return errors.Is(err, timers.ErrRedisAuth) || errors.Is(err, timers.ErrDeployment), err
 	}); err != nil {
 		return err
+	}
+	for _, w := range server.Warnings() {
+		logger.Warn(w)
 	}
 
 	// NATS: one connection takes requests, the other delivers.
@@ -409,14 +411,16 @@ func runService(ctx context.Context, cfg config, logger *slog.Logger, out io.Wri
 	// Requests come last and end first.
 	ended := make(chan error, 1)
 	down.Background(func(serving context.Context) {
-		ended <- in.service.Run(serving, func() {
-			if ctx.Err() != nil {
-				return
+		ended <- in.service.Run(serving, func(serving context.Context) error {
+			// Once more, now that others can see us: two may have started together.
+			if err := service.CheckDeployment(serving, in.nc.Conn, prefix, in.store.Deployment()); err != nil || ctx.Err() != nil {
+				return err
 			}
 			in.setPhase("")
 			logger.Info("ready", "nats", natsShown, "http", httpServer.Addr(), "pid", os.Getpid())
 			fmt.Fprintf(out, "Lapse %s takes requests at %s under %s.>, health at http://%s/readyz\nTry: %s\n",
 				buildVersion(), natsShown, cfg.Prefix, httpServer.Addr(), tryLine(cfg, natsShown))
+			return nil
 		})
 	})
 	select {
@@ -452,14 +456,18 @@ func (in *instance) wire(logger *slog.Logger, keys *timers.Keys, prefix wire.Pre
 		Sweep: in.firer.Sweep, Await: in.pub.Await, Deaf: in.listener.Deaf,
 		Missed: func(int) { in.listener.Check() }, Logger: logger,
 	})
-	stream := func() string { return "" }
+	stream, strange := func() string { return "" }, func() int64 { return 0 }
 	if js, ok := in.pub.(*service.JetStream); ok {
-		stream = js.Stream
+		stream, strange = js.Stream, js.Strange
+	}
+	counts := func(c *wire.CountStats) {
+		heard := in.listener.Stats()
+		c.Recovered, c.Events, c.EventGaps, c.Strange = loop.Stats().Recovered.Load(), heard.Events, heard.Gaps, strange()
 	}
 	in.service = service.New(service.Config{
 		Stream: stream, Conn: in.nc, Store: in.store, Prefix: prefix, Version: buildVersion(), Instance: in.id,
 		RequestTimeout: cfg.RequestTimeout, MaxSize: in.pub.MaxSize, Scheduled: loop.WakeBefore,
-		Firer: in.firer, Delivery: cfg.Delivery, Health: in.health, Logger: logger,
+		Firer: in.firer, Delivery: cfg.Delivery, Health: in.health, Counts: counts, Logger: logger,
 	})
 	down.Background(ends("delivery", in.pub.Run))
 	down.Background(ends("firer", in.firer.Run))
@@ -524,11 +532,17 @@ func (in *instance) health(ctx context.Context) wire.HealthReply {
 	if phase != "" {
 		part("service", wire.HealthDown, phase)
 	}
-	ping, cancel := context.WithTimeout(ctx, time.Second)
+	ask, cancel := context.WithTimeout(ctx, time.Second)
 	defer cancel()
-	if err := in.rdb.Ping(ping).Err(); err != nil {
+	server, err := timers.Inspect(ask, in.rdb)
+	switch why, down := server.Trouble(); {
+	case err != nil:
 		part("redis", wire.HealthDown, "Redis does not answer: "+err.Error())
-	} else {
+	case down:
+		part("redis", wire.HealthDown, why)
+	case why != "":
+		part("redis", wire.HealthDegraded, why)
+	default:
 		part("redis", wire.HealthOK, "")
 	}
 	h.Parts["nats"] = in.service.Health()

@@ -60,6 +60,9 @@ const (
 	// what Redis must buffer for a subscriber: 2,048 names of at most 500 bytes
 	// are 1 MB, far below the limit in redis.conf.
 	touchBatch = 2048
+	// touchFirst is where a burst begins: a look that touches few is answered
+	// sooner, and so is the first fire. Each look that was full doubles it.
+	touchFirst = 64
 	// sweepBatch is how many overdue timers are claimed at a time.
 	sweepBatch = 256
 	// spread is over how many batches instances spread that meet each other.
@@ -67,8 +70,10 @@ const (
 	// lookAtLeast is the longest sleep: what another instance has set, or a
 	// foreign hand has moved, is seen by then.
 	lookAtLeast = time.Second
+	// backlog is when to look once more at more due timers than one look takes.
+	backlog = 10 * time.Millisecond
 	// again is when to look once more at a trigger that was touched in its very
-	// millisecond, and at a head that was too long for one look.
+	// millisecond, and when the next look may touch more.
 	again = time.Millisecond
 )
 
@@ -98,6 +103,7 @@ type part struct {
 	skip    atomic.Int64      // overdue timers to pass over, since others are at the first ones
 	plan    atomic.Int64      // when it means to look next, ms on Redis's clock; 0: it is looking
 	missed  time.Time         // when Missed was last called; the nudging goroutine's
+	touch   int               // how many the next look may touch; likewise
 }
 
 // New makes a loop; nothing happens before Run.
@@ -112,6 +118,7 @@ func New(cfg Config) *Loop {
 			wake:    make(chan struct{}, 1),
 			overdue: make(chan []timers.Ref, 1),
 			more:    make(chan struct{}, 1),
+			touch:   touchFirst,
 		})
 	}
 	return l
@@ -193,9 +200,9 @@ func (l *Loop) pass(ctx context.Context, p *part) (time.Duration, error) {
 		grace = 0
 	}
 	skip := int(p.skip.Swap(0))
-	scan, err := l.cfg.Store.Due(ctx, p.p, grace, touchBatch, skip, sweepBatch)
+	scan, err := l.cfg.Store.Due(ctx, p.p, grace, p.touch, skip, sweepBatch)
 	if err == nil && skip > 0 && len(scan.Overdue) == 0 {
-		scan, err = l.cfg.Store.Due(ctx, p.p, grace, touchBatch, 0, sweepBatch)
+		scan, err = l.cfg.Store.Due(ctx, p.p, grace, p.touch, 0, sweepBatch)
 	}
 	if err != nil {
 		return 0, err
@@ -241,8 +248,19 @@ func (l *Loop) pass(ctx context.Context, p *part) (time.Duration, error) {
 	if !scan.Oldest.IsZero() {
 		earlier(scan.Oldest.Add(grace + time.Millisecond))
 	}
-	if scan.Waiting > 0 || scan.Touched == touchBatch {
+	full := scan.Touched == p.touch
+	if full {
+		p.touch = min(2*p.touch, touchBatch)
+	} else {
+		p.touch = touchFirst
+	}
+	switch {
+	case scan.Waiting > 0, full && p.touch < touchBatch:
 		earlier(scan.Now.Add(again))
+	case full:
+		// All of them are expired and wait to be claimed. Looking is no help,
+		// and takes from Redis what the claims need.
+		earlier(scan.Now.Add(backlog))
 	}
 	p.plan.Store(wake.UnixMilli())
 	return max(wake.Sub(scan.Now)-time.Since(got), 0), nil

@@ -56,10 +56,10 @@ type Publisher interface {
 
 // FirerConfig tunes a [Firer]. Zero values of the sizes get defaults.
 type FirerConfig struct {
-	Lease    time.Duration // how long a claim holds; at least a second makes sense
-	RetryMin time.Duration // back-off after the first failed attempt; doubles
-	RetryMax time.Duration // longest back-off
-	Settle   time.Duration // how long Run waits for attempts under way when it ends
+	Lease    time.Duration // how long a claim holds; whole milliseconds, at least a second makes sense
+	RetryMin time.Duration // back-off after the first failed attempt; doubles; positive
+	RetryMax time.Duration // longest back-off; at least RetryMin
+	Settle   time.Duration // how long Run waits for attempts under way when it ends; 0: not at all
 
 	InFlight int // most claims not settled yet (4,096)
 	Bytes    int // about how much payload these may hold (64 MiB)
@@ -102,6 +102,7 @@ type FirerStats struct {
 }
 
 type result struct {
+	p      int // the partition it was claimed in
 	claim  *Claim
 	source Source
 	weight int64     // of its payload in the window
@@ -283,7 +284,7 @@ func (f *Firer) claim(ctx context.Context, p int, refs []Ref, source Source) (in
 		weight := min(int64(len(c.Payload)+len(c.Headers)), budget)
 		budget -= weight
 		reserved--
-		r := result{claim: c, source: source, weight: weight, sent: sent}
+		r := result{p: p, claim: c, source: source, weight: weight, sent: sent}
 		f.inFlight.Add(1)
 		c.PublishBy = sent.Add(f.cfg.Lease / 2)
 		late := res.Now.Sub(c.Due)
@@ -349,7 +350,7 @@ func (f *Firer) settleBatch(ctx context.Context, batch []result) {
 	oldest := batch[0].sent
 	for i := range batch {
 		r := &batch[i]
-		p := f.store.keys.Partition(r.claim.Ref)
+		p := r.p
 		if r.sent.Before(oldest) {
 			oldest = r.sent
 		}
@@ -361,10 +362,10 @@ func (f *Firer) settleBatch(ctx context.Context, batch []result) {
 		}
 	}
 	for p, claims := range acks {
-		f.untilLease(ctx, oldest, len(claims), func(ctx context.Context) error { return f.store.Ack(ctx, p, claims) })
+		f.untilWritten(ctx, oldest, len(claims), func(ctx context.Context) error { return f.store.Ack(ctx, p, claims) })
 	}
 	for p, list := range releases {
-		f.untilLease(ctx, oldest, len(list), func(ctx context.Context) error { return f.store.Release(ctx, p, list) })
+		f.untilWritten(ctx, oldest, len(list), func(ctx context.Context) error { return f.store.Release(ctx, p, list) })
 	}
 	var weight int64
 	for i := range batch {
@@ -375,22 +376,23 @@ func (f *Firer) settleBatch(ctx context.Context, batch []result) {
 	f.window.Release(int64(len(batch)))
 }
 
-// untilLease repeats write, which is safe to repeat, until it succeeds or the
-// lease of the oldest claim is over: then others may hold them and the tokens
-// are worth nothing.
-func (f *Firer) untilLease(ctx context.Context, oldest time.Time, n int, write func(context.Context) error) {
+// untilWritten repeats write, which is safe to repeat, until Redis has taken
+// it. What is known of a fire is worth keeping for as long as nobody else can
+// have claimed it, and while Redis is away nobody can. Once Redis answers, and
+// the lease of the oldest claim is over, an error is the end of it.
+func (f *Firer) untilWritten(ctx context.Context, oldest time.Time, n int, write func(context.Context) error) {
 	pause := 10 * time.Millisecond
 	for {
 		err := write(ctx)
 		if err == nil {
 			return
 		}
-		if time.Since(oldest) > f.cfg.Lease || sleep(ctx, pause) != nil {
+		if answered(err) && time.Since(oldest) > f.cfg.Lease || sleep(ctx, pause) != nil {
 			f.stats.SettleFailures.Add(int64(n))
-			f.cfg.Logger.Warn("could not settle fires within their lease; they will be fired again with the same Nats-Msg-Id", "count", n, "error", err)
+			f.cfg.Logger.Warn("could not settle fires; they will be fired again with the same Nats-Msg-Id", "count", n, "error", err)
 			return
 		}
-		pause = min(2*pause, 500*time.Millisecond)
+		pause = min(2*pause, 100*time.Millisecond)
 	}
 }
 
@@ -420,8 +422,9 @@ func (f *Firer) count(r *result) {
 // refused together does not come back together.
 func (f *Firer) backOff(attempt int) time.Duration {
 	d := f.cfg.RetryMax
-	if shift := attempt - 1; shift < 30 && f.cfg.RetryMin<<shift < d {
-		d = f.cfg.RetryMin << max(shift, 0)
+	// Shifted the other way round, since the product may overflow.
+	if shift := max(attempt-1, 0); shift < 63 && f.cfg.RetryMin <= d>>shift {
+		d = f.cfg.RetryMin << shift
 	}
 	return max(d-time.Duration(rand.Int64N(int64(d)/5+1)), time.Millisecond)
 }

@@ -8,9 +8,12 @@ import (
 	"github.com/cespare/xxhash/v2"
 )
 
-// MaxPartitions is the number of slots of a Redis Cluster: more partitions
-// than that cannot be spread.
-const MaxPartitions = 16384
+// MaxPartitions bounds what each list, each status and each idle second costs:
+// all of them visit every partition.
+const MaxPartitions = 256
+
+// slots is the number of slots of a Redis Cluster.
+const slots = 16384
 
 // Keys spells every key and channel that Lapse uses in Redis, and is the only
 // place that does (docs/decisions.md, ADR 3):
@@ -20,6 +23,7 @@ const MaxPartitions = 16384
 //	<prefix>:{p}:due             backup set: score = next attention, ms
 //	<prefix>:{p}:tried           timers claimed at least once in this life: score = due, ms
 //	<prefix>:{p}:rev             last revision given out
+//	<prefix>:{p}:probe:<random>  asks at the start what the Redis user may do; gone at once
 //	<prefix>:meta                data version, partition count, deployment id
 //
 // {p} is the tag of the partition. All keys of one partition share a Cluster
@@ -70,6 +74,9 @@ func (k *Keys) Tried(p int) string { return k.in(p, "tried") }
 // Rev is the revision counter of the partition.
 func (k *Keys) Rev(p int) string { return k.in(p, "rev") }
 
+// Probe is a key of one moment in the partition.
+func (k *Keys) Probe(p int, random string) string { return k.in(p, "probe:"+random) }
+
 // Meta is the key of the deployment's own record.
 func (k *Keys) Meta() string { return k.prefix + ":meta" }
 
@@ -106,7 +113,7 @@ func partitionTags(n int) []string {
 	tags := make([]string, n)
 	for found, i := 0, 0; found < n; i++ {
 		tag := strconv.Itoa(i)
-		if p := Slot(tag) * n / MaxPartitions; tags[p] == "" {
+		if p := Slot(tag) * n / slots; tags[p] == "" {
 			tags[p] = tag
 			found++
 		}
@@ -128,5 +135,5 @@ func Slot(tag string) int {
 			}
 		}
 	}
-	return int(crc % MaxPartitions)
+	return int(crc % slots)
 }

@@ -53,6 +53,9 @@ func ParseRedisURL(raw string) (*redis.Options, error) {
 	opt.ContextTimeoutEnabled = true
 	opt.DisableIdentity = true
 	opt.MaintNotificationsConfig = &maintnotifications.Config{Mode: maintnotifications.ModeDisabled}
+	if opt.ReadTimeout < 0 || opt.WriteTimeout < 0 {
+		return nil, errors.New("read_timeout and write_timeout must not be switched off: a server that stands still would be waited for without end")
+	}
 	if opt.Protocol == 0 {
 		opt.Protocol = 2 // the shared language of Redis 6.2, Valkey and proxies
 	}
@@ -76,6 +79,16 @@ func ParseRedisURL(raw string) (*redis.Options, error) {
 	return opt, nil
 }
 
+// notRun are the error replies of Redis that say that a command or script was
+// refused before it changed anything. They are a list of what is known: any
+// other reply, such as a proxy's own or a right that a script lacks half-way,
+// proves nothing.
+var notRun = []string{
+	"LOADING", "READONLY", "MISCONF", "NOREPLICAS", "MASTERDOWN", "CLUSTERDOWN", "BUSY", "NOAUTH", "WRONGPASS", "NOSCRIPT",
+	"WRONGTYPE", // set.lua meets foreign types before its first write of a record
+	"max number of clients reached",
+}
+
 // writeError sorts the error of a write into one of the three above.
 func writeError(err error) error {
 	if err == nil {
@@ -86,19 +99,32 @@ func writeError(err error) error {
 	switch {
 	case errors.As(err, &dial), errors.Is(err, redis.ErrPoolTimeout), errors.Is(err, redis.ErrPoolExhausted), errors.Is(err, redis.ErrClosed):
 		return fmt.Errorf("%w: %w", ErrUnavailable, err)
-	case errors.As(err, &reply):
-		if replyIs(reply, "OOM") {
-			return fmt.Errorf("%w: %w", ErrOutOfMemory, err)
-		}
+	case errors.As(err, &reply) && replyIs(reply, "OOM"):
+		return fmt.Errorf("%w: %w", ErrOutOfMemory, err)
+	case errors.As(err, &reply) && replyIs(reply, notRun...):
 		return fmt.Errorf("%w: %w", ErrUnavailable, err)
 	}
 	return fmt.Errorf("%w: %w", ErrUnconfirmed, err)
 }
 
-// replyIs says whether an error reply of Redis begins with one of the codes;
-// some proxies put ERR before it.
+// answered says whether Redis answered, with an error.
+func answered(err error) bool {
+	var reply redis.Error
+	return errors.As(err, &reply)
+}
+
+// replyIs says whether an error reply of Redis begins with one of the codes.
+// Some proxies put ERR before it, and Redis 6.2 wraps what a script met: "ERR
+// Error running script (call to f_…): @user_script:3: -OOM command not allowed".
 func replyIs(err error, codes ...string) bool {
 	msg := strings.TrimPrefix(err.Error(), "ERR ")
+	if strings.HasPrefix(msg, "Error running script") {
+		if _, inner, ok := strings.Cut(msg, ": -"); ok {
+			msg = inner
+		} else if _, inner, ok := strings.Cut(msg, "@user_script: "); ok {
+			_, msg, _ = strings.Cut(inner, ": ")
+		}
+	}
 	for _, c := range codes {
 		if strings.HasPrefix(msg, c) {
 			return true
@@ -120,6 +146,9 @@ type Server struct {
 	Replica  bool
 	Eviction string // maxmemory-policy; "" when INFO does not say
 	Memory   int64  // maxmemory in bytes, 0 for no limit
+	Used     int64  // used_memory in bytes
+	AOFError bool   // the last write of the AOF failed: Redis refuses writes
+	RDBError bool   // the last background save failed: Redis may refuse writes
 }
 
 // Inspect asks the server what it is (https://redis.io/docs/latest/commands/info/).
@@ -150,6 +179,12 @@ func Inspect(ctx context.Context, rdb redis.UniversalClient) (Server, error) {
 			s.Eviction = v
 		case "maxmemory":
 			s.Memory, _ = strconv.ParseInt(v, 10, 64)
+		case "used_memory":
+			s.Used, _ = strconv.ParseInt(v, 10, 64)
+		case "aof_last_write_status":
+			s.AOFError = v == "err"
+		case "rdb_last_bgsave_status":
+			s.RDBError = v == "err"
 		}
 	}
 	return s, nil
@@ -165,6 +200,22 @@ func (s Server) Refusal() error {
 		return errors.New("LAPSE_REDIS_URL points at a Redis Cluster, which this version does not speak to; use a single master, or one behind a proxy")
 	}
 	return nil
+}
+
+// Trouble is why writes fail now, or may; down says that no timer can be set
+// or fired. It is "" for a server that is well.
+func (s Server) Trouble() (why string, down bool) {
+	switch {
+	case s.Replica:
+		return "Redis is a replica and takes no writes; point LAPSE_REDIS_URL at the master, or promote it", true
+	case s.AOFError:
+		return "Redis refuses writes since it cannot write its AOF; see its log and the disk", true
+	case s.Memory > 0 && s.Used >= s.Memory:
+		return "Redis is at maxmemory: sets are refused, what is due still fires; raise maxmemory", false
+	case s.RDBError:
+		return "the last bgsave of Redis failed; with stop-writes-on-bgsave-error it refuses writes; see its log and the disk", false
+	}
+	return "", false
 }
 
 // Warnings are what of the server endangers the promise, each with its remedy.

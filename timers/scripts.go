@@ -27,6 +27,8 @@ var (
 	luaList string
 	//go:embed lua/status.lua
 	luaStatus string
+	//go:embed lua/probe.lua
+	luaProbe string
 
 	scriptSet     = redis.NewScript(luaPrelude + luaSet)
 	scriptCancel  = redis.NewScript(luaPrelude + luaCancel)
@@ -36,6 +38,7 @@ var (
 	scriptDue     = redis.NewScript(luaPrelude + luaDue)
 	scriptList    = redis.NewScript(luaPrelude + luaList)
 	scriptStatus  = redis.NewScript(luaPrelude + luaStatus)
+	scriptProbe   = redis.NewScript(luaPrelude + luaProbe)
 )
 
 // run runs the script by its hash, and by its text where the server does not

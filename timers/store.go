@@ -50,32 +50,52 @@ func (s *Store) Deployment() string { return s.id }
 var ErrDeployment = errors.New("the data in Redis belongs to another kind of deployment")
 
 // Open reads the deployment's record, or writes it when this is the first
-// instance. Errors match [ErrDeployment] for another data version or
-// partition count.
+// instance, and asks for the rights that the scripts need. Errors match
+// [ErrDeployment] for another data version or partition count, and
+// [ErrRedisAuth] for a missing right; others are worth another try.
 func (s *Store) Open(ctx context.Context) error {
-	id := make([]byte, 8)
-	rand.Read(id) //nolint:errcheck // documented never to fail
 	meta := s.keys.Meta()
-	var all *redis.MapStringStringCmd
-	_, err := s.rdb.TxPipelined(ctx, func(p redis.Pipeliner) error {
-		p.HSetNX(ctx, meta, "version", DataVersion)
-		p.HSetNX(ctx, meta, "partitions", s.keys.Partitions())
-		p.HSetNX(ctx, meta, "deployment", hex.EncodeToString(id))
-		all = p.HGetAll(ctx, meta)
-		return nil
-	})
-	if err != nil {
+	fail := func(err error) error {
 		if isAuthError(err) {
-			return fmt.Errorf("%w: %w", ErrRedisAuth, err)
+			return fmt.Errorf("%w: %w; README.md has the line that gives the user its rights", ErrRedisAuth, err)
 		}
 		return fmt.Errorf("opening %s: %w", meta, err)
 	}
-	m := all.Val()
+	m, err := s.rdb.HGetAll(ctx, meta).Result()
+	if err != nil {
+		return fail(err)
+	}
+	random := make([]byte, 8)
+	rand.Read(random) //nolint:errcheck // documented never to fail
+	id := hex.EncodeToString(random)
+	// Written only where it is missing: a Redis at maxmemory refuses even what
+	// is there already, and what is due must drain after a restart too.
+	for field, value := range map[string]string{"version": strconv.Itoa(DataVersion), "partitions": strconv.Itoa(s.keys.Partitions()), "deployment": id} {
+		if m[field] != "" {
+			continue
+		}
+		if err := s.rdb.HSetNX(ctx, meta, field, value).Err(); err != nil {
+			return fail(err)
+		}
+		if m[field], err = s.rdb.HGet(ctx, meta, field).Result(); err != nil { // another instance may have been first
+			return fail(err)
+		}
+	}
 	if v := m["version"]; v != strconv.Itoa(DataVersion) {
 		return fmt.Errorf("%w: %s has data version %+q, this release reads version %d; run the release that wrote it, or choose another LAPSE_PREFIX", ErrDeployment, meta, v, DataVersion)
 	}
 	if n := m["partitions"]; n != strconv.Itoa(s.keys.Partitions()) {
 		return fmt.Errorf("%w: %s has %s partitions, LAPSE_PARTITIONS is %d; set it to %s, or choose another LAPSE_PREFIX", ErrDeployment, meta, n, s.keys.Partitions(), n)
+	}
+	keys := []string{s.keys.Probe(0, id+"1"), s.keys.Probe(0, id+"2"), s.keys.Probe(0, id+"3")}
+	refused, err := s.run(ctx, scriptProbe, keys, nil).Text()
+	switch {
+	case err != nil:
+		return fail(err)
+	case strings.Contains(refused, "NOPERM"), strings.Contains(refused, "ACL failure"), strings.Contains(refused, "permission"):
+		return fmt.Errorf("%w: it may not run %s; README.md has the line that gives the user its rights", ErrRedisAuth, refused)
+	case refused != "":
+		return fmt.Errorf("opening %s: %s", meta, refused)
 	}
 	s.id = m["deployment"]
 	return nil

@@ -161,10 +161,10 @@ func TestPartitionsAreStable(t *testing.T) {
 func TestPartitionsSpreadOverSlots(t *testing.T) {
 	// The example of the Cluster specification.
 	require.Equal(t, 0x31C3, Slot("123456789"))
-	for _, n := range []int{1, 2, 3, 16, 100, 1024} {
+	for _, n := range []int{1, 2, 3, 16, 100, 256} {
 		tags := partitionTags(n)
 		for i, tag := range tags {
-			require.Equal(t, i, Slot(tag)*n/MaxPartitions, "tag %s of %d partitions", tag, n)
+			require.Equal(t, i, Slot(tag)*n/slots, "tag %s of %d partitions", tag, n)
 		}
 	}
 	require.Equal(t, []string{"0"}, partitionTags(1))

@@ -74,15 +74,15 @@ func (t *Teardown) Background(run func(context.Context)) {
 }
 
 // Await repeats try, with a growing pause, until it succeeds or says that
-// waiting does not help. It says what it waits for, once.
+// waiting does not help. It says what it waits for, and again when the reason changes.
 func Await(ctx context.Context, logger *slog.Logger, what string, try func(context.Context) (final bool, err error)) error {
-	pause, said := 50*time.Millisecond, false
+	pause, said := 50*time.Millisecond, ""
 	for {
 		attempt, cancel := context.WithTimeout(ctx, 5*time.Second)
 		final, err := try(attempt)
 		cancel()
 		if err == nil {
-			if said {
+			if said != "" {
 				logger.Info("it answers", "what", what)
 			}
 			return nil
@@ -93,8 +93,8 @@ func Await(ctx context.Context, logger *slog.Logger, what string, try func(conte
 		if ctx.Err() != nil {
 			return fmt.Errorf("stopped while waiting for %s: %w", what, err)
 		}
-		if !said {
-			said = true
+		if said != err.Error() {
+			said = err.Error()
 			logger.Warn("waiting", "what", what, "error", err)
 		}
 		select {

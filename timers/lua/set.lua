@@ -7,9 +7,10 @@
 --       a rev of 0 for one beyond the longest delay, of which nothing was stored.
 --
 -- Due is the later of the asked time and now, rounded up to the millisecond.
--- Any error Redis answers means that nothing was stored: the first write may
--- grow, so it is refused over maxmemory, on a replica, or while Redis cannot
--- persist; and what could fail on a foreign type comes before the shadows.
+-- The errors that Redis answers by itself mean that nothing was stored: the first
+-- write may grow, so it is refused over maxmemory, on a replica, or while Redis
+-- cannot persist; and what could fail on a foreign type comes before the shadows.
+-- A right that is missing would stop it half-way; the probe at the start sees to it.
 -- Not safe to run twice: it would raise what was cancelled in between.
 
 local longest = tonumber(ARGV[1])

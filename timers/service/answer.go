@@ -9,6 +9,7 @@ import (
 	"io"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/nats-io/nuid"
 
@@ -58,12 +59,13 @@ func (s *Service) storeError(verb string, err error) *wire.Error {
 }
 
 // expired answers those requests that waited too long, and keeps the others.
-// Their requesters have given up: carried out now, a set would surprise.
+// Their requesters have given up: carried out now, a set would surprise. It is
+// asked right before Redis, since partitions of one batch go one by one.
 func expired[T any](s *Service, batch []T, of func(T) request) []T {
 	keep := batch[:0]
 	for _, r := range batch {
 		req := of(r)
-		if waited(req.received) > s.cfg.RequestTimeout {
+		if time.Since(req.received) > s.cfg.RequestTimeout {
 			s.fail(req, wire.Errorf(wire.Unavailable, "it waited longer than %s for Redis and was not carried out; nothing was stored", s.cfg.RequestTimeout))
 			continue
 		}
@@ -93,8 +95,10 @@ func perPartition[T any](batch []T, partition func(T) int, f func(p int, part []
 }
 
 func (s *Service) runSets(ctx context.Context, batch []setRequest) {
-	batch = expired(s, batch, func(r setRequest) request { return r.request })
 	perPartition(batch, func(r setRequest) int { return s.cfg.Store.Keys().Partition(r.Ref) }, func(p int, part []setRequest) {
+		if part = expired(s, part, func(r setRequest) request { return r.request }); len(part) == 0 {
+			return
+		}
 		items := make([]timers.SetItem, len(part))
 		for i, r := range part {
 			items[i] = r.SetItem
@@ -125,8 +129,10 @@ func (s *Service) runSets(ctx context.Context, batch []setRequest) {
 }
 
 func (s *Service) runCancels(ctx context.Context, batch []refRequest) {
-	batch = expired(s, batch, func(r refRequest) request { return r.request })
 	perPartition(batch, func(r refRequest) int { return s.cfg.Store.Keys().Partition(r.Ref) }, func(p int, part []refRequest) {
+		if part = expired(s, part, func(r refRequest) request { return r.request }); len(part) == 0 {
+			return
+		}
 		ctx, cancel := context.WithTimeout(ctx, s.cfg.RequestTimeout)
 		results, repaired, err := s.cfg.Store.Cancel(ctx, p, refsOf(part))
 		cancel()

@@ -4,7 +4,6 @@ import (
 	"context"
 	"sync"
 	"sync/atomic"
-	"time"
 )
 
 // batcher collects what concurrent requesters ask for and runs it in batches:
@@ -17,8 +16,9 @@ type batcher[T sized] struct {
 	workers  int
 	maxBytes int64 // of what waits
 
-	queue chan T
-	bytes atomic.Int64
+	queue  chan T
+	bytes  atomic.Int64
+	closed atomic.Bool // work has ended: nobody would carry it out
 }
 
 // sized is what a batcher can hold: size is about its payload in bytes.
@@ -30,6 +30,9 @@ func newBatcher[T sized](workers, most int, run func(context.Context, []T)) *bat
 
 // add queues the item, or says that there is no room.
 func (b *batcher[T]) add(item T) bool {
+	if b.closed.Load() {
+		return false
+	}
 	n := int64(item.size())
 	if waiting := b.bytes.Add(n); waiting > b.maxBytes && waiting > n {
 		b.bytes.Add(-n)
@@ -41,6 +44,20 @@ func (b *batcher[T]) add(item T) bool {
 	default:
 		b.bytes.Add(-n)
 		return false
+	}
+}
+
+// rest is what came in while work ended; it is called after that.
+func (b *batcher[T]) rest() []T {
+	b.closed.Store(true)
+	var items []T
+	for {
+		select {
+		case item := <-b.queue:
+			items = append(items, item)
+		default:
+			return items
+		}
 	}
 }
 
@@ -91,6 +108,3 @@ func (b *batcher[T]) work(ctx context.Context) {
 // maxBatchBytes ends a batch early, so that large payloads do not hold up
 // Redis for long at a time.
 const maxBatchBytes = 4 << 20
-
-// waited says how long ago the request came.
-func waited(since time.Time) time.Duration { return time.Since(since) }

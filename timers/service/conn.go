@@ -193,6 +193,12 @@ func (g *gate) set(open bool) {
 	}
 }
 
+func (g *gate) isOpen() bool {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return g.is
+}
+
 func (g *gate) await(ctx context.Context) error {
 	g.mu.Lock()
 	if g.open == nil {

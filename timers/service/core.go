@@ -72,6 +72,12 @@ func (c *Core) Await(ctx context.Context) error { return c.gate.await(ctx) }
 
 // Health is how delivery is.
 func (c *Core) Health() wire.HealthPart {
+	if !c.nc.IsConnected() {
+		return wire.HealthPart{Status: wire.HealthDown, Why: "the delivery connection to NATS is cut; it is tried again by itself"}
+	}
+	if !c.gate.isOpen() {
+		return wire.HealthPart{Status: wire.HealthDown, Why: "NATS does not answer"}
+	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.denied.health()

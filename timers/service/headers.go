@@ -138,6 +138,9 @@ func decodeHeaders(b []byte, h nats.Header) bool {
 		if !ok {
 			return false
 		}
+		if !validHeaderName(name) {
+			return false // nats.go would refuse the whole message for it
+		}
 		h[name] = append(h[name], value)
 	}
 	return true

@@ -62,8 +62,8 @@ type attempt struct {
 }
 
 // NewJetStream prepares delivery over nc, which must be a publishing
-// connection ([Connect]); wait is from [AckWait]. It looks for the stream, and makes it when there is
-// none; errors that match [ErrStream], [ErrNoJetStream] are final, others are
+// connection ([Connect]); wait is from [AckWait]. It looks for the stream, and
+// makes it when there is none; errors that match [ErrStream], [ErrNoJetStream] are final, others are
 // worth another try.
 func NewJetStream(ctx context.Context, nc *Conn, prefix wire.Prefix, cfg StreamConfig, wait time.Duration, logger *slog.Logger) (*JetStream, error) {
 	if err := CheckRequests(ctx, nc.Conn, prefix); err != nil {
@@ -103,6 +103,10 @@ func NewJetStream(ctx context.Context, nc *Conn, prefix wire.Prefix, cfg StreamC
 // Stream is the name of the stream that confirms.
 func (j *JetStream) Stream() string { return j.stream.Load().name }
 
+// Strange is how many replies to fired events were no acknowledgement of the
+// stream.
+func (j *JetStream) Strange() int64 { return j.strange.Load() }
+
 // Duplicates is the duplicate window of the stream.
 func (j *JetStream) Duplicates() time.Duration { return j.stream.Load().duplicates }
 
@@ -120,6 +124,9 @@ func (j *JetStream) Await(ctx context.Context) error { return j.gate.await(ctx) 
 
 // Health is how delivery is.
 func (j *JetStream) Health() wire.HealthPart {
+	if !j.nc.IsConnected() {
+		return wire.HealthPart{Status: wire.HealthDown, Why: "the delivery connection to NATS is cut; it is tried again by itself"}
+	}
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	if j.health.Status != wire.HealthOK {
@@ -169,30 +176,52 @@ func neverWritten(err error) bool {
 	return false
 }
 
-// Run watches the attempts and the stream until ctx ends.
+// Run watches the attempts and the stream until ctx ends, each on a goroutine
+// of its own: a JetStream API that is silent must not keep attempts waiting.
 func (j *JetStream) Run(ctx context.Context) error {
-	expire := time.NewTicker(j.wait / 20)
-	defer expire.Stop()
-	look := time.NewTicker(10 * time.Second)
-	defer look.Stop()
+	var wg sync.WaitGroup
+	wg.Go(func() { j.watchAttempts(ctx) })
+	wg.Go(func() { j.watchStream(ctx) })
+	wg.Wait()
+	return nil
+}
+
+func (j *JetStream) watchAttempts(ctx context.Context) {
+	tick := time.NewTicker(j.wait / 20)
+	defer tick.Stop()
 	for {
 		select {
 		case <-ctx.Done():
-			return nil
-		case <-expire.C:
+			return
+		case <-tick.C:
 			if j.expire(time.Now()) > 0 {
 				j.logger.Warn("acknowledgements did not come in time", "stream", j.Stream(), "wait", j.wait)
 				// Nothing is gained by claiming more while NATS does not answer.
 				j.gate.set(false)
-				j.check(ctx)
+				j.look()
 			}
-		case <-look.C:
-			j.check(ctx)
-		case <-j.wake:
-			j.check(ctx)
 		}
 	}
 }
+
+func (j *JetStream) watchStream(ctx context.Context) {
+	timer := time.NewTimer(lookEvery)
+	defer timer.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-timer.C:
+		case <-j.wake:
+		}
+		timer.Reset(j.check(ctx))
+	}
+}
+
+const (
+	lookEvery = 10 * time.Second       // at a stream that is well
+	lookAgain = 250 * time.Millisecond // at a server that does not answer
+)
 
 func (j *JetStream) look() {
 	select {
@@ -201,39 +230,46 @@ func (j *JetStream) look() {
 	}
 }
 
-// check asks whether NATS answers and the stream stands, and opens the gate
-// when it does. A stream that was deleted is made again, as at the start.
-func (j *JetStream) check(ctx context.Context) {
-	ctx, cancel := context.WithTimeout(ctx, 3*time.Second)
-	defer cancel()
+// check asks whether NATS answers, which opens the gate, and then whether the
+// stream stands, which is for the health: a stream that is gone refuses by
+// itself, and one whose API is silent may store all the same. A stream that was
+// deleted is made again, as at the start. It returns when to check again.
+func (j *JetStream) check(ctx context.Context) time.Duration {
 	if !j.nc.IsConnected() {
 		j.gate.set(false)
-		j.setHealth(wire.HealthDown, "NATS is not connected; it is tried again by itself")
-		return
+		return lookAgain
 	}
-	s, err := findStream(ctx, j.nc.Conn, j.prefix, j.cfg)
+	flush, cancel := context.WithTimeout(ctx, 2*time.Second)
+	err := j.nc.FlushWithContext(flush)
+	cancel()
 	if err != nil {
-		j.setHealth(wire.HealthDown, err.Error())
-		// The stream refuses by itself what it does not take, and each refused
-		// timer waits longer; only silence shuts the gate, until the next check.
-		if j.nc.FlushWithContext(ctx) != nil {
-			j.gate.set(false)
-			j.look()
-		} else {
-			j.gate.set(true)
-		}
-		return
+		j.gate.set(false)
+		j.setHealth(wire.HealthDown, "NATS does not answer: "+err.Error())
+		return lookAgain
 	}
-	if s.made {
-		j.logger.Warn("the stream was gone and has been made again", "stream", s.name)
-	}
-	j.stream.Store(&s)
-	j.setHealth(wire.HealthOK, "")
 	j.gate.set(true)
 	if !j.nc.IsConnected() {
-		// Cut since the stream answered, and the handler may have been first.
+		// Cut since it answered, and the handler may have been first.
 		j.gate.set(false)
+		return lookAgain
 	}
+	find, cancel := context.WithTimeout(ctx, 3*time.Second)
+	defer cancel()
+	s, err := findStream(find, j.nc.Conn, j.prefix, j.cfg)
+	switch {
+	case err == nil:
+		if s.made {
+			j.logger.Warn("the stream was gone and has been made again", "stream", s.name)
+		}
+		j.stream.Store(&s)
+		j.setHealth(wire.HealthOK, "")
+		return lookEvery
+	case errors.Is(err, context.DeadlineExceeded):
+		j.setHealth(wire.HealthDegraded, "the JetStream API does not answer; what the stream acknowledges is delivered all the same")
+	default:
+		j.setHealth(wire.HealthDown, err.Error())
+	}
+	return time.Second
 }
 
 func (j *JetStream) setHealth(status, why string) {
@@ -382,7 +418,7 @@ func (j *JetStream) failAll(err error) {
 // message and in their order, so the oldest attempt on the subject is meant.
 func (j *JetStream) asyncError(_ *nats.Subscription, err error) {
 	subject, ok := deniedSubject(err)
-	if !ok {
+	if !ok || !strings.HasPrefix(subject, j.prefix.Fired("")+".") {
 		return
 	}
 	j.mu.Lock()

@@ -42,6 +42,8 @@ type Config struct {
 	Delivery string
 	Stream   func() string
 	Health   func(ctx context.Context) wire.HealthReply
+	// Counts adds what others counted.
+	Counts func(*wire.CountStats)
 
 	Logger *slog.Logger
 }
@@ -120,8 +122,8 @@ func New(cfg Config) *Service {
 func (s *Service) Ignored() int64 { return s.ignored.Load() }
 
 // Run takes requests until ctx ends, then answers those it has taken. ready is
-// called once requests are taken.
-func (s *Service) Run(ctx context.Context, ready func()) error {
+// called once requests are taken; an error of it ends the service.
+func (s *Service) Run(ctx context.Context, ready func(context.Context) error) error {
 	s.cfg.Conn.OnError(s.asyncError)
 	s.cfg.Conn.OnReconnect(func() { s.deafTo.Store(nil) })
 	svc, err := micro.AddService(s.cfg.Conn.Conn, micro.Config{
@@ -159,7 +161,9 @@ func (s *Service) Run(ctx context.Context, ready func()) error {
 		cancel()
 	}
 	if err == nil {
-		ready()
+		err = ready(ctx)
+	}
+	if err == nil {
 		<-ctx.Done()
 	}
 	// Stop drains: what the server had sent is handled, then no more comes.
@@ -173,6 +177,15 @@ func (s *Service) Run(ctx context.Context, ready func()) error {
 	}
 	stop()
 	workers.Wait() //nolint:errcheck // they return nil
+	for _, r := range s.sets.rest() {
+		s.fail(r.request, errBusy)
+	}
+	for _, r := range append(s.cancels.rest(), s.gets.rest()...) {
+		s.fail(r.request, errBusy)
+	}
+	for _, r := range s.reads.rest() {
+		s.fail(r.request, errBusy)
+	}
 	return err
 }
 

@@ -14,39 +14,41 @@ import (
 )
 
 func (s *Service) runStatus(ctx context.Context, r readRequest) {
-	reply, err := s.status(ctx)
-	if err != nil {
-		s.fail(r.request, s.storeError("status", err))
-		return
-	}
-	s.respondJSON(r.request, reply)
+	s.respondJSON(r.request, s.status(ctx))
 }
 
-// status is what this instance knows, and what Redis says of all of them.
-func (s *Service) status(ctx context.Context) (wire.StatusReply, error) {
-	c, err := s.cfg.Store.Count(ctx)
-	if err != nil {
-		return wire.StatusReply{}, err
-	}
+// status is what this instance knows, and what Redis says of all of them. It
+// answers without Redis too: that is when people ask.
+func (s *Service) status(ctx context.Context) wire.StatusReply {
 	stats, lag := s.cfg.Firer.Stats(), s.cfg.Firer.Lag()
 	milliseconds := func(d time.Duration) float64 { return float64(d.Microseconds()) / 1000 }
 	event, sweep := stats.Event.Load(), stats.Sweep.Load()
 	reply := wire.StatusReply{
 		Version: s.cfg.Version, Deployment: s.cfg.Store.Deployment(), Instance: s.cfg.Instance,
-		Prefix: string(s.cfg.Prefix), Delivery: s.cfg.Delivery, Stream: s.cfg.Stream(),
-		Now: wire.FormatTime(c.Now), Started: wire.FormatTime(s.started),
-		Pending: c.Pending, Overdue: c.Overdue, InFlight: s.cfg.Firer.InFlight(),
-		Lag: wire.LagStats{Samples: lag.Samples, P50: milliseconds(lag.P50), P99: milliseconds(lag.P99), Max: milliseconds(lag.Max)},
+		Prefix: string(s.cfg.Prefix), Delivery: s.cfg.Delivery, Stream: s.cfg.Stream(), Started: wire.FormatTime(s.started),
+		InFlight: s.cfg.Firer.InFlight(),
+		Lag:      wire.LagStats{Samples: lag.Samples, P50: milliseconds(lag.P50), P99: milliseconds(lag.P99), Max: milliseconds(lag.Max)},
 		Counts: wire.CountStats{
 			Fired: event + sweep, FiredEvent: event, FiredSweep: sweep, Duplicates: stats.Duplicates.Load(),
-			Refused: stats.Refused.Load(), Unknown: stats.Unknown.Load(), Repaired: stats.Repaired.Load(), Ignored: s.ignored.Load(),
+			Refused: stats.Refused.Load(), Unknown: stats.Unknown.Load(), Stale: stats.Stale.Load(), Repaired: stats.Repaired.Load(),
+			HintsDropped: stats.HintsDropped.Load(), ClaimErrors: stats.ClaimErrors.Load(), SettleFailures: stats.SettleFailures.Load(),
+			Ignored: s.ignored.Load(),
 		},
-		Health: s.cfg.Health(ctx),
 	}
-	if !c.Next.IsZero() {
-		reply.NextDue = wire.FormatTime(c.Next)
+	s.cfg.Counts(&reply.Counts)
+	ask, cancel := context.WithTimeout(ctx, s.cfg.RequestTimeout/2)
+	c, err := s.cfg.Store.Count(ask)
+	cancel()
+	if err != nil {
+		reply.CountError = "Redis cannot be read now: pending, next_due, overdue and now are not known"
+	} else {
+		reply.Now, reply.Pending, reply.Overdue = wire.FormatTime(c.Now), c.Pending, c.Overdue
+		if !c.Next.IsZero() {
+			reply.NextDue = wire.FormatTime(c.Next)
+		}
 	}
-	return reply, nil
+	reply.Health = s.cfg.Health(ctx)
+	return reply
 }
 
 // Health is how requests come in and replies go out. A right that NATS does

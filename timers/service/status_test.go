@@ -35,10 +35,10 @@ func run(t *testing.T, permissions *server.Permissions) (*Service, *timerstest.N
 	t.Cleanup(nc.Close)
 	s := New(Config{Conn: nc, Store: store, Prefix: "timers", RequestTimeout: time.Second, MaxSize: func() int { return 1 << 20 },
 		Scheduled: func(int, time.Time) {}, Stream: func() string { return "" }, Firer: timers.NewFirer(store, nil, timers.FirerConfig{}),
-		Health: func(context.Context) wire.HealthReply { return wire.HealthReply{} }, Logger: slog.New(slog.DiscardHandler)})
+		Health: func(context.Context) wire.HealthReply { return wire.HealthReply{} }, Counts: func(*wire.CountStats) {}, Logger: slog.New(slog.DiscardHandler)})
 	ctx, cancel := context.WithCancel(context.Background())
 	ready, done := make(chan struct{}), make(chan error, 1)
-	go func() { done <- s.Run(ctx, func() { close(ready) }) }()
+	go func() { done <- s.Run(ctx, func(context.Context) error { close(ready); return nil }) }()
 	t.Cleanup(func() {
 		cancel()
 		require.NoError(t, <-done)

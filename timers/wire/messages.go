@@ -65,6 +65,10 @@ type StatusReply struct {
 	Now        string `json:"now"`              // Redis's clock, TimeFormat
 	Started    string `json:"started"`          // this instance, its own clock
 
+	// CountError says that Redis did not answer; now, pending, next_due and
+	// overdue are empty then.
+	CountError string `json:"count_error,omitempty"`
+
 	Pending  int64  `json:"pending"`            // timers in the backup set, of all instances
 	NextDue  string `json:"next_due,omitempty"` // the next score in the future, TimeFormat
 	Overdue  int64  `json:"overdue"`            // in the backup set with a score that has passed
@@ -94,6 +98,15 @@ type CountStats struct {
 	Unknown    int64 `json:"unknown"`     // attempts without a known outcome
 	Repaired   int64 `json:"repaired"`    // inconsistent records mended or removed
 	Ignored    int64 `json:"ignored"`     // requests with a reply subject Lapse will not publish to
+
+	Recovered      int64 `json:"recovered"`       // timers claimed for want of an event in time
+	Events         int64 `json:"events"`          // expired trigger keys heard
+	EventGaps      int64 `json:"event_gaps"`      // times that events may have been lost
+	HintsDropped   int64 `json:"hints_dropped"`   // events that came faster than they could be claimed; recovered
+	ClaimErrors    int64 `json:"claim_errors"`    // batches that could not be claimed; recovered
+	SettleFailures int64 `json:"settle_failures"` // fires whose end could not be written; fired again, same message id
+	Stale          int64 `json:"stale"`           // claims not published since half their lease was over
+	Strange        int64 `json:"strange"`         // replies to fired events that were no acknowledgement
 }
 
 // Health of a part, and of the whole.

@@ -3,6 +3,7 @@ package wire
 import (
 	"fmt"
 	"regexp"
+	"slices"
 	"strings"
 )
 
@@ -13,6 +14,8 @@ const DefaultPrefix = "timers"
 // every key, so it must leave room for the topic.
 const MaxPrefix = 64
 
+var verbs = []string{"set", "get", "cancel", "list", "status", "fired", "dead"}
+
 var prefixGrammar = regexp.MustCompile(`^[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*$`)
 
 // CheckPrefix says whether p can name a deployment: dotted tokens of
@@ -20,6 +23,11 @@ var prefixGrammar = regexp.MustCompile(`^[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*$`)
 func CheckPrefix(p string) error {
 	if len(p) > MaxPrefix || !prefixGrammar.MatchString(p) {
 		return fmt.Errorf("prefix %+q: want dotted tokens of [A-Za-z0-9_-], at most %d bytes, such as %q", Cut(p), MaxPrefix, DefaultPrefix)
+	}
+	for i, token := range strings.Split(p, ".") {
+		if i > 0 && slices.Contains(verbs, token) {
+			return fmt.Errorf("prefix %+q: %q is a verb of the protocol; under it, requests for the prefix before it would come here", Cut(p), token)
+		}
 	}
 	return nil
 }
