@@ -62,12 +62,12 @@ func TestStormOverPartitions(t *testing.T) {
 	timerstest.CheckInvariants(t, rs.Client(), "timers")
 }
 
-// repeat does f every 200 ms until the returned function is called.
-func repeat(t *testing.T, f func(context.Context)) (stop func()) {
+// every does f once a period until the returned function is called.
+func every(t *testing.T, period time.Duration, f func(context.Context)) (stop func()) {
 	ctx, cancel := context.WithCancel(t.Context())
 	var wg sync.WaitGroup
 	wg.Go(func() {
-		tick := time.NewTicker(200 * time.Millisecond)
+		tick := time.NewTicker(period)
 		defer tick.Stop()
 		for {
 			select {
@@ -85,7 +85,7 @@ func TestStormWhileEventsAreLost(t *testing.T) {
 	rs, ns := timerstest.Redis(t), timerstest.NATS(t)
 	timerstest.LapseOn(t, rs.URL(), ns.URL())
 	rdb := rs.Client()
-	stop := repeat(t, func(ctx context.Context) {
+	stop := every(t, 200*time.Millisecond, func(ctx context.Context) {
 		rdb.Do(ctx, "CLIENT", "KILL", "TYPE", "pubsub")
 		rdb.ConfigSet(ctx, "notify-keyspace-events", "")
 	})

@@ -280,26 +280,6 @@ func TestScriptsAreFlushed(t *testing.T) {
 	l.check(t, onStream(t, nc))
 }
 
-// every is repeat with a period.
-func every(t *testing.T, period time.Duration, f func(context.Context)) (stop func()) {
-	ctx, cancel := context.WithCancel(t.Context())
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		tick := time.NewTicker(period)
-		defer tick.Stop()
-		for {
-			select {
-			case <-ctx.Done():
-				return
-			case <-tick.C:
-				f(ctx)
-			}
-		}
-	}()
-	return func() { cancel(); <-done }
-}
-
 // Evicted trigger keys are no expired ones: an event that is taken for a
 // deadline would fire early, and nobody says that the deadline has come.
 func TestTriggerKeysAreEvicted(t *testing.T) {
