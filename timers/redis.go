@@ -133,10 +133,15 @@ func replyIs(err error, codes ...string) bool {
 	return false
 }
 
-// isAuthError recognises what no waiting mends.
+// isAuthError recognises what no waiting mends. Inside a script Redis words a
+// missing right in its own way.
 func isAuthError(err error) bool {
 	var reply redis.Error
-	return errors.As(err, &reply) && replyIs(reply, "WRONGPASS", "NOAUTH", "NOPERM", "invalid password", "Client sent AUTH")
+	return errors.As(err, &reply) && (replyIs(reply, "WRONGPASS", "NOAUTH", "NOPERM", "invalid password", "Client sent AUTH") || missesRight(reply.Error()))
+}
+
+func missesRight(reply string) bool {
+	return strings.Contains(reply, "can't run this command") || strings.Contains(reply, "NOPERM") || strings.Contains(reply, "ACL failure")
 }
 
 // Server is what Lapse needs to know of a Redis server.

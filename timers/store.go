@@ -87,12 +87,15 @@ func (s *Store) Open(ctx context.Context) error {
 	if n := m["partitions"]; n != strconv.Itoa(s.keys.Partitions()) {
 		return fmt.Errorf("%w: %s has %s partitions, LAPSE_PARTITIONS is %d; set it to %s, or choose another LAPSE_PREFIX", ErrDeployment, meta, n, s.keys.Partitions(), n)
 	}
+	if err := s.rdb.Time(ctx).Err(); err != nil { // every script begins with it
+		return fail(err)
+	}
 	keys := []string{s.keys.Probe(0, id+"1"), s.keys.Probe(0, id+"2"), s.keys.Probe(0, id+"3")}
 	refused, err := s.run(ctx, scriptProbe, keys, nil).Text()
 	switch {
 	case err != nil:
 		return fail(err)
-	case strings.Contains(refused, "NOPERM"), strings.Contains(refused, "ACL failure"), strings.Contains(refused, "permission"):
+	case missesRight(refused):
 		return fmt.Errorf("%w: it may not run %s; README.md has the line that gives the user its rights", ErrRedisAuth, refused)
 	case refused != "":
 		return fmt.Errorf("opening %s: %s", meta, refused)

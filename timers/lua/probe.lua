@@ -13,6 +13,9 @@ local function try(...)
 end
 
 try('UNLINK', KEYS[1]) -- first; see the prelude on maxmemory
+if refused ~= '' then
+  return refused -- what follows could not be removed
+end
 try('SET', KEYS[1], '', 'PX', 1000)
 try('GET', KEYS[1])
 try('EXISTS', KEYS[1])

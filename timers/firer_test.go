@@ -1,0 +1,67 @@
+package timers
+
+import (
+	"errors"
+	"fmt"
+	"math"
+	"net"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/require"
+)
+
+// Whatever the settings allow, a back-off is positive and within its bounds.
+func TestBackOffIsBounded(t *testing.T) {
+	for _, s := range [][2]time.Duration{
+		{100 * time.Millisecond, 30 * time.Second}, {time.Millisecond, time.Millisecond}, {20 * time.Second, 30 * time.Second},
+		{time.Minute, time.Minute}, {time.Hour, time.Hour}, {time.Hour, 24 * time.Hour}, {time.Millisecond, 24 * time.Hour},
+	} {
+		f := &Firer{cfg: FirerConfig{RetryMin: s[0], RetryMax: s[1]}}
+		for _, attempt := range []int{0, 1, 2, 3, 10, 23, 24, 26, 29, 30, 31, 62, 63, 64, 65, 1000, math.MaxInt} {
+			want := s[1]
+			if attempt <= 1 {
+				want = s[0]
+			}
+			d := f.backOff(attempt)
+			require.LessOrEqual(t, d, want, "%v, attempt %d", s, attempt)
+			require.GreaterOrEqual(t, d, min(s[0]*4/5, want), "%v, attempt %d", s, attempt)
+		}
+	}
+	f := &Firer{cfg: FirerConfig{RetryMin: time.Second, RetryMax: time.Minute}}
+	require.InDelta(t, 8*time.Second, f.backOff(4), float64(1700*time.Millisecond), "it doubles")
+}
+
+type reply string
+
+func (r reply) Error() string { return string(r) }
+func (reply) RedisError()     {}
+
+// An error may only say that nothing was stored where that is known.
+func TestWriteErrorsAreSorted(t *testing.T) {
+	for _, c := range []struct {
+		err  error
+		want error
+	}{
+		{dialError{errors.New("connection refused")}, ErrUnavailable},
+		{fmt.Errorf("wrapped: %w", dialError{errors.New("connection refused")}), ErrUnavailable},
+		{redis.ErrPoolTimeout, ErrUnavailable},
+		{redis.ErrClosed, ErrUnavailable},
+		{reply("LOADING Redis is loading the dataset in memory"), ErrUnavailable},
+		{reply("ERR READONLY You can't write against a read only replica."), ErrUnavailable},
+		{reply("MISCONF Redis is configured to save RDB snapshots, but it's currently unable to persist to disk."), ErrUnavailable},
+		{reply("ERR Error running script (call to f_c0ffee): @user_script:57: @user_script: 57: -READONLY You can't write against a read only replica. "), ErrUnavailable},
+		{reply("OOM command not allowed when used memory > 'maxmemory'. script: c0ffee, on @user_script:57."), ErrOutOfMemory},
+		{reply("ERR Error running script (call to f_c0ffee): @user_script:57: @user_script: 57: -OOM command not allowed when used memory > 'maxmemory'. "), ErrOutOfMemory},
+		{reply("ERR OOM command not allowed"), ErrOutOfMemory},
+		{reply("NOPERM this user has no permissions to run the 'hset' command"), ErrUnconfirmed},
+		{reply("ERR Error running script (call to f_c0ffee): @user_script:60: user_script:60: attempt to index nil"), ErrUnconfirmed},
+		{reply("ERR upstream failure"), ErrUnconfirmed},
+		{net.ErrClosed, ErrUnconfirmed},
+		{errors.New("EOF"), ErrUnconfirmed},
+	} {
+		require.ErrorIs(t, writeError(c.err), c.want, c.err.Error())
+	}
+	require.NoError(t, writeError(nil))
+}
