@@ -78,6 +78,16 @@ func (n *NATSServer) Stop() {
 	n.server = nil
 }
 
+// Reload changes what a running server can change, such as permissions.
+func (n *NATSServer) Reload(change func(*server.Options)) {
+	n.t.Helper()
+	options := n.options
+	change(&options)
+	if err := n.server.ReloadOptions(&options); err != nil {
+		n.t.Fatalf("reload nats-server: %v", err)
+	}
+}
+
 // Server is the running server itself, nil while it is stopped.
 func (n *NATSServer) Server() *server.Server { return n.server }
 

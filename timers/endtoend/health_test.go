@@ -1,0 +1,90 @@
+package endtoend
+
+import (
+	"encoding/json"
+	"testing"
+	"time"
+
+	"github.com/nats-io/nats-server/v2/server"
+	"github.com/nats-io/nats.go"
+	"github.com/stretchr/testify/require"
+
+	"github.com/lapse-timers/lapse/timers/client"
+	"github.com/lapse-timers/lapse/timers/timerstest"
+	"github.com/lapse-timers/lapse/timers/wire"
+)
+
+// readyz reads /readyz until it is as wanted.
+func readyz(t *testing.T, l *timerstest.LapseServer, code int, part, status string) wire.HealthReply {
+	t.Helper()
+	var h wire.HealthReply
+	timerstest.Eventually(t, 20*time.Second, "/readyz has "+part+" "+status, func() bool {
+		got, body, err := l.Ready()
+		require.NoError(t, err)
+		h = wire.HealthReply{}
+		require.NoError(t, json.Unmarshal([]byte(body), &h))
+		return got == code && h.Parts[part].Status == status
+	})
+	return h
+}
+
+// A master that became a replica answers a PING, and takes no timer.
+func TestReadinessOnAReplica(t *testing.T) {
+	rs, ns := timerstest.Redis(t), timerstest.NATS(t)
+	l := timerstest.LapseOn(t, rs.URL(), ns.URL())
+	c := newClient(t, ns.Connect(t))
+	readyz(t, l, 200, "redis", wire.HealthOK)
+	require.NoError(t, rs.Client().ReplicaOf(t.Context(), "127.0.0.1", "1").Err())
+	_, err := c.Set(t.Context(), "a", nil, client.In(time.Second))
+	require.ErrorIs(t, err, client.ErrUnavailable)
+	h := readyz(t, l, 503, "redis", wire.HealthDown)
+	require.Contains(t, h.Parts["redis"].Why, "replica")
+
+	require.NoError(t, rs.Client().ReplicaOf(t.Context(), "NO", "ONE").Err())
+	readyz(t, l, 200, "subscription", wire.HealthOK)
+	_, err = c.Set(t.Context(), "a", nil, client.In(time.Second))
+	require.NoError(t, err)
+}
+
+// Status is asked for when something is wrong, so it answers then too.
+func TestStatusWhileRedisIsSilent(t *testing.T) {
+	rs, ns := timerstest.Redis(t), timerstest.NATS(t)
+	timerstest.LapseOn(t, rs.URL(), ns.URL())
+	c := newClient(t, ns.Connect(t))
+	rs.Pause()
+	s, err := c.Status(t.Context())
+	require.NoError(t, err)
+	require.Equal(t, wire.HealthDown, s.Health.Status)
+	require.Equal(t, wire.HealthDown, s.Health.Parts["redis"].Status)
+	require.Equal(t, wire.HealthOK, s.Health.Parts["nats"].Status)
+	rs.Resume()
+}
+
+// While only JetStream's API is silent, the stream stores and acknowledges, so
+// firing must go on.
+func TestFiringWhileTheJetStreamAPIIsSilent(t *testing.T) {
+	rs := timerstest.Redis(t)
+	user := func(deny ...string) []*server.User {
+		p := &server.Permissions{}
+		if len(deny) > 0 {
+			p.Publish = &server.SubjectPermission{Deny: deny}
+		}
+		return []*server.User{{Username: "lapse", Password: "pw", Permissions: p}, {Username: "all", Password: "pw"}}
+	}
+	ns := timerstest.NATS(t, func(o *server.Options) { o.Users = user() })
+	l := timerstest.LapseOn(t, rs.URL(), "nats://lapse:pw@"+ns.URL()[len("nats://"):])
+	nc := ns.Connect(t, nats.UserInfo("all", "pw"))
+	c := newClient(t, nc)
+	r := receive(t, c)
+	require.NoError(t, nc.Flush())
+
+	ns.Reload(func(o *server.Options) { o.Users = user("$JS.API.>") })
+	readyz(t, l, 200, "stream", wire.HealthDegraded)
+	for i := range 20 {
+		_, err := c.Set(t.Context(), "a", nil, client.In(50*time.Millisecond))
+		require.NoError(t, err)
+		r.await(t, i+1, 5*time.Second)
+	}
+	readyz(t, l, 200, "stream", wire.HealthDegraded)
+	nothingLeft(t, rs.Client())
+}
