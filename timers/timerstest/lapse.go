@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"hash/crc32"
 	"net/http"
 	"os"
 	"os/exec"
@@ -140,7 +141,8 @@ var lapseBinary = sync.OnceValues(func() (string, error) {
 	if err != nil {
 		return "", err
 	}
-	bin := filepath.Join(cache, "lapse-test", "lapse")
+	// Each checkout has its own, or two that are tested together would swap them.
+	bin := filepath.Join(cache, "lapse-test", fmt.Sprintf("lapse-%08x", crc32.ChecksumIEEE([]byte(top))))
 	args := []string{"build"}
 	if raceEnabled {
 		bin += "-race"
