@@ -64,7 +64,7 @@ const (
 	// sooner, and so is the first fire. Each look that was full doubles it.
 	touchFirst = 64
 	// sweepBatch is how many overdue timers are claimed at a time.
-	sweepBatch = 256
+	sweepBatch = 1024
 	// spread is over how many batches instances spread that meet each other.
 	spread = 4
 	// lookAtLeast is the longest sleep: what another instance has set, or a

@@ -6,10 +6,12 @@ import (
 	"errors"
 	"log/slog"
 	"math/rand/v2"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
 
+	"golang.org/x/sync/errgroup"
 	"golang.org/x/sync/semaphore"
 )
 
@@ -159,22 +161,24 @@ func (f *Firer) Hint(r Ref) {
 	}
 }
 
-// Sweep claims the timers of partition p and starts their delivery. It waits
-// while NATS is away or enough is under way, and returns how many were
-// claimed once they are. Claims whose payload did not fit come with later
+// Sweep claims the timers of partition p and starts their delivery, oldest
+// first, a few batches at a time: one is claimed while another is published.
+// It waits while NATS is away or enough is under way, and returns how many
+// were claimed once they are. Claims whose payload did not fit come with later
 // sweeps.
 func (f *Firer) Sweep(ctx context.Context, p int, refs []Ref) (int, error) {
-	total := 0
-	for len(refs) > 0 {
-		n := min(len(refs), claimBatch)
-		claimed, err := f.claim(ctx, p, refs[:n], FromSweep)
-		total += claimed
-		if err != nil {
-			return total, err
-		}
-		refs = refs[n:]
+	var total atomic.Int64
+	var group errgroup.Group
+	group.SetLimit(claimers)
+	for batch := range slices.Chunk(refs, claimBatch) {
+		group.Go(func() error {
+			claimed, err := f.claim(ctx, p, batch, FromSweep)
+			total.Add(int64(claimed))
+			return err
+		})
 	}
-	return total, nil
+	err := group.Wait()
+	return int(total.Load()), err
 }
 
 // InFlight is how many claims of this instance are not settled yet.
