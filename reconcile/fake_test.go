@@ -46,6 +46,7 @@ type fakeStore struct {
 	reply     time.Duration // how long an answer takes in addition
 	hang      bool          // it does not answer at all
 	unheard   bool          // events are lost
+	discards  time.Duration // how long a discard takes in addition
 }
 
 type entry struct {
@@ -180,7 +181,7 @@ func (f *fakeStore) look(p int, grace time.Duration, touch, skip, overdue int) (
 }
 
 func (f *fakeStore) Discard(_ context.Context, _ int, members []string) error {
-	time.Sleep(2 * oneWay)
+	time.Sleep(2*oneWay + f.discards)
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if f.err != nil {

@@ -163,6 +163,7 @@ func TestWakeBeforeWakesForAnEarlierTimer(t *testing.T) {
 		r.loop.WakeBefore(0, r.redis(500*ms))
 		r.until(600 * ms)
 		looks := r.since(ms)
+		require.NotEmpty(t, looks)
 		r.almost(200*ms, looks[0].at-500*time.Microsecond, "it looks at once")
 		r.almost(501*ms, e.expired, "touched")
 	})

@@ -109,6 +109,18 @@ func TestStrangeMembersAreDiscarded(t *testing.T) {
 	})
 }
 
+// The sleep is counted from the answer of Redis, not from the end of the pass.
+func TestTimeOfADiscardIsNotSlept(t *testing.T) {
+	bubble(t, func(t *testing.T, r *rig) {
+		r.discards = 30 * ms
+		r.set(0, "nonsense", -time.Hour)
+		e := r.set(0, "a:1", 50*ms)
+		r.run()
+		r.until(100 * ms)
+		r.almost(51*ms, e.expired, "touched")
+	})
+}
+
 // Instances that meet at the same overdue timers spread out.
 func TestSpreadsWhenOthersClaim(t *testing.T) {
 	for name, c := range map[string]struct {

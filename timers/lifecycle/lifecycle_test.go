@@ -227,6 +227,7 @@ func TestAwaitEndsWithItsContext(t *testing.T) {
 				require.ErrorIs(t, err, errAway)
 				require.ErrorContains(t, err, "stopped while waiting for Redis")
 				require.Equal(t, 3300*time.Millisecond, time.Since(begin))
+				require.Equal(t, name == "in a pause", strings.Contains(log.String(), "waiting"), "it waits for nothing any more")
 			})
 		})
 	}
