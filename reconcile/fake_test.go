@@ -7,6 +7,7 @@ import (
 	"errors"
 	"log/slog"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -134,19 +135,21 @@ func (f *fakeStore) look(p int, grace time.Duration, touch, skip, overdue int) (
 	if f.err != nil {
 		return timers.DueScan{}, f.reply, f.err
 	}
-	var names []string
+	type named struct {
+		m string
+		*entry
+	}
+	var all []named
 	for m, e := range f.entries {
 		if e.p == p {
-			names = append(names, m)
+			all = append(all, named{m, e})
 		}
 	}
-	slices.SortFunc(names, func(a, b string) int {
-		return cmp.Or(cmp.Compare(f.entries[a].score, f.entries[b].score), cmp.Compare(a, b))
-	})
+	slices.SortFunc(all, func(a, b named) int { return cmp.Or(cmp.Compare(a.score, b.score), strings.Compare(a.m, b.m)) })
 	scan := timers.DueScan{Now: f.redis(now)}
 	ms := now.Truncate(time.Millisecond)
-	for _, m := range names {
-		switch e := f.entries[m]; {
+	for _, e := range all {
+		switch {
 		case e.score > ms:
 			if scan.Next.IsZero() {
 				scan.Next = f.redis(e.score)
@@ -156,10 +159,10 @@ func (f *fakeStore) look(p int, grace time.Duration, touch, skip, overdue int) (
 				skip--
 			} else if l.named < overdue {
 				l.named++
-				if r, ok := timers.ParseMember(m); ok {
+				if r, ok := timers.ParseMember(e.m); ok {
 					scan.Overdue = append(scan.Overdue, r)
 				} else {
-					scan.Strange = append(scan.Strange, m)
+					scan.Strange = append(scan.Strange, e.m)
 				}
 			}
 		case scan.Touched < touch:

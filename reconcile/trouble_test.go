@@ -133,7 +133,7 @@ func TestSpreadsWhenOthersClaim(t *testing.T) {
 					time.Sleep(10 * ms)
 					return c.claimed, nil
 				}
-				r.fill(8*sweepBatch, "old", -time.Second)
+				r.fill(spread*sweepBatch, "old", -time.Second)
 				r.run()
 				r.until(time.Second)
 				seen := map[int]bool{}
