@@ -444,7 +444,7 @@ func (in *instance) wire(logger *slog.Logger, keys *timers.Keys, prefix wire.Pre
 		}
 	}
 	in.firer = timers.NewFirer(in.store, in.pub, timers.FirerConfig{
-		Lease: cfg.Lease, RetryMin: cfg.RetryMin, RetryMax: cfg.RetryMax, Settle: cfg.ShutdownGrace / 2, Logger: logger,
+		Lease: cfg.Lease, RetryMin: cfg.RetryMin, RetryMax: cfg.RetryMax, Settle: max(cfg.ShutdownGrace/2, service.AckWait(cfg.Lease)*11/10), Logger: logger,
 	})
 	var loop *reconcile.Loop
 	in.listener = notify.New(notify.Config{

@@ -21,6 +21,7 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"math"
 	"math/rand/v2"
 	"sync"
 	"sync/atomic"
@@ -75,6 +76,9 @@ const (
 	// again is when to look once more at a trigger that was touched in its very
 	// millisecond, and when the next look may touch more.
 	again = time.Millisecond
+	// fruitless is the pause after a sweep that claimed nothing: others are at
+	// it, or nothing can be done, and looking at once would be a spin.
+	fruitless = 10 * time.Millisecond
 )
 
 // Loop nudges and recovers. Make it with [New], run it with [Loop.Run].
@@ -99,9 +103,10 @@ type part struct {
 	p       int
 	wake    chan struct{}     // one slot
 	overdue chan []timers.Ref // one slot, taken by the sweeping goroutine
+	busy    atomic.Bool       // the sweeping goroutine has some, or they are in its slot
 	more    chan struct{}     // one slot: the sweeping goroutine is done, look again
 	skip    atomic.Int64      // overdue timers to pass over, since others are at the first ones
-	plan    atomic.Int64      // when it means to look next, ms on Redis's clock; 0: it is looking
+	plan    atomic.Int64      // a timer due before it wants another look, ms on Redis's clock
 	missed  time.Time         // when Missed was last called; the nudging goroutine's
 	touch   int               // how many the next look may touch; likewise
 }
@@ -139,7 +144,7 @@ func (l *Loop) Wake() {
 // a timer was set that is now the first. It never blocks.
 func (l *Loop) WakeBefore(p int, due time.Time) {
 	part := l.parts[p]
-	if plan := part.plan.Load(); plan == 0 || due.UnixMilli() < plan {
+	if due.UnixMilli() < part.plan.Load() {
 		signal(part.wake)
 	}
 }
@@ -164,7 +169,8 @@ func (l *Loop) nudge(ctx context.Context, p *part) {
 		if l.cfg.Await(ctx) != nil {
 			return
 		}
-		p.plan.Store(0)
+		// While it looks, whatever is set may be missing from the answer.
+		p.plan.Store(math.MaxInt64)
 		sleep, err := l.pass(ctx, p)
 		switch {
 		case ctx.Err() != nil:
@@ -176,6 +182,13 @@ func (l *Loop) nudge(ctx context.Context, p *part) {
 			}
 			pause = min(max(2*pause, 20*time.Millisecond), lookAtLeast)
 			sleep = pause
+			// It looks soon by itself. Sets, also those of meanwhile, must not
+			// take the pause from a Redis that is in trouble.
+			p.plan.Store(0)
+			select {
+			case <-p.wake:
+			default:
+			}
 		case pause != 0:
 			l.cfg.Logger.Info("the backup set answers again", "partition", p.p)
 			pause = 0
@@ -199,6 +212,9 @@ func (l *Loop) pass(ctx context.Context, p *part) (time.Duration, error) {
 		// Everything due is overdue: nobody will say so.
 		grace = 0
 	}
+	// What is named while the sweeping goroutine is at earlier ones may be the
+	// same timers. It asks for more when it is done.
+	free := !p.busy.Load()
 	skip := int(p.skip.Swap(0))
 	scan, err := l.cfg.Store.Due(ctx, p.p, grace, p.touch, skip, sweepBatch)
 	if err == nil && skip > 0 && len(scan.Overdue) == 0 {
@@ -217,14 +233,12 @@ func (l *Loop) pass(ctx context.Context, p *part) (time.Duration, error) {
 			return 0, err
 		}
 	}
-	if len(scan.Overdue) > 0 {
-		select {
-		case p.overdue <- scan.Overdue:
-			if now := time.Now(); !deaf && now.Sub(p.missed) > grace {
-				p.missed = now
-				l.cfg.Missed(len(scan.Overdue))
-			}
-		default: // the sweeping goroutine is still at earlier ones, and will ask for more
+	if len(scan.Overdue) > 0 && free {
+		p.busy.Store(true)
+		p.overdue <- scan.Overdue
+		if now := time.Now(); !deaf && now.Sub(p.missed) > grace {
+			p.missed = now
+			l.cfg.Missed(len(scan.Overdue))
 		}
 	}
 
@@ -249,11 +263,9 @@ func (l *Loop) pass(ctx context.Context, p *part) (time.Duration, error) {
 		earlier(scan.Oldest.Add(grace + time.Millisecond))
 	}
 	full := scan.Touched == p.touch
-	if full {
-		p.touch = min(2*p.touch, touchBatch)
-	} else {
-		p.touch = touchFirst
-	}
+	// Twice of what was there: the claimed ones of this look make room at the
+	// next, and what is still being claimed must not hide what is due behind it.
+	p.touch = min(max(2*scan.Touched, touchFirst), touchBatch)
 	switch {
 	case scan.Waiting > 0, full && p.touch < touchBatch:
 		earlier(scan.Now.Add(again))
@@ -262,7 +274,13 @@ func (l *Loop) pass(ctx context.Context, p *part) (time.Duration, error) {
 		// and takes from Redis what the claims need.
 		earlier(scan.Now.Add(backlog))
 	}
-	p.plan.Store(wake.UnixMilli())
+	// The look at wake also serves what is due a millisecond before it, or in
+	// its very millisecond when deaf.
+	if deaf {
+		p.plan.Store(wake.UnixMilli())
+	} else {
+		p.plan.Store(wake.UnixMilli() - 1)
+	}
 	return max(wake.Sub(scan.Now)-time.Since(got), 0), nil
 }
 
@@ -286,6 +304,7 @@ func (l *Loop) sweep(ctx context.Context, p *part) {
 				l.cfg.Logger.Debug("could not claim overdue timers", "partition", p.p, "error", err)
 			}
 			// The next look comes by itself: nothing is gained by haste.
+			p.busy.Store(false)
 		default:
 			// Claimed by us or by another instance, they are out of the way now.
 			if claimed < len(refs)/2 {
@@ -293,6 +312,14 @@ func (l *Loop) sweep(ctx context.Context, p *part) {
 				// all but one for nothing; so they spread out.
 				p.skip.Store(sweepBatch * rand.Int64N(spread))
 			}
+			if claimed == 0 {
+				select {
+				case <-ctx.Done():
+					return
+				case <-time.After(fruitless):
+				}
+			}
+			p.busy.Store(false)
 			signal(p.more)
 		}
 	}

@@ -84,7 +84,7 @@ func TestBadSettings(t *testing.T) {
 		{"window itself", []string{"LAPSE_STREAM_DUPLICATES=1m"}, []string{"LAPSE_STREAM_DUPLICATES=1m0s"}},
 		{"delivery", []string{"LAPSE_DELIVERY=mail"}, []string{"LAPSE_DELIVERY", "mail", "jetstream or core"}},
 		{"prefix", []string{"LAPSE_PREFIX=a b"}, []string{"LAPSE_PREFIX", "a b"}},
-		{"partitions", []string{"LAPSE_PARTITIONS=0"}, []string{"LAPSE_PARTITIONS", "0", "1 to 16384"}},
+		{"partitions", []string{"LAPSE_PARTITIONS=0"}, []string{"LAPSE_PARTITIONS", "0", "1 to 256"}},
 		{"number", []string{"LAPSE_PARTITIONS=many"}, []string{"LAPSE_PARTITIONS", "many", "whole number"}},
 		{"level", []string{"LAPSE_LOG_LEVEL=loud"}, []string{"LAPSE_LOG_LEVEL", "loud", "debug, info, warn or error"}},
 		{"stream", []string{"LAPSE_STREAM=a.b"}, []string{"LAPSE_STREAM", "a.b"}},
