@@ -137,7 +137,7 @@ func TestUsage(t *testing.T) {
 		"set a --in 1s -H novalue":            {`"novalue"`, "Name: value"},
 		"set a --in 1s --prefix a..b":         {`"a..b"`, "timers"},
 		"set a --in 1s --timeout 0s":          {"--timeout 0s"},
-		"set a --in 1s --server nats://u:s@:": {"cannot"},
+		"set a --in 1s --server nats://u:s@127.0.0.1:1": {"cannot"},
 		"get":                                 {"lapse get orders.close order-42"},
 		"get a":                               {"id is missing"},
 		"get a b --id c":                      {"twice"},
