@@ -56,6 +56,8 @@ func main() { os.Exit(run()) }
 func run() int {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
+	// The second signal ends the process at once.
+	context.AfterFunc(ctx, stop)
 	serve := &cobra.Command{
 		Use:   "serve",
 		Short: "Run the timer service",
@@ -307,6 +309,8 @@ func runService(ctx context.Context, cfg config, logger *slog.Logger, out io.Wri
 			// Asked to stop while it waited for a server: that is no failure.
 			logger.Info("stopped before it was ready", "reason", err)
 			err = nil
+		} else if err == nil {
+			logger.Info("stopped")
 		}
 	}()
 
@@ -314,6 +318,14 @@ func runService(ctx context.Context, cfg config, logger *slog.Logger, out io.Wri
 	logger = logger.With("instance", in.id)
 	logger.Info("starting", "version", buildVersion(), "prefix", cfg.Prefix, "delivery", cfg.Delivery)
 
+	// First of all, since it names the Lapse that a second start meets.
+	var dir *embedded.Dir
+	if cfg.RedisURL == "embedded" || cfg.NATSURL == "embedded" {
+		if dir, err = embedded.Lock(cfg.DataDir); err != nil {
+			return err
+		}
+		down.Push(func(context.Context) { dir.Unlock() }) //nolint:errcheck // the process ends
+	}
 	httpServer := web.New(web.Options{Listen: cfg.HTTPListen, Health: in.health, Version: buildVersion(), Logger: logger})
 	if err := httpServer.Listen(); err != nil {
 		return err
@@ -324,7 +336,7 @@ func runService(ctx context.Context, cfg config, logger *slog.Logger, out io.Wri
 		}
 	})
 
-	redisURL, natsConn, natsShown, err := servers(ctx, &cfg, logger, &down)
+	redisURL, natsConn, natsShown, err := servers(ctx, &cfg, dir, logger, &down)
 	if err != nil {
 		return err
 	}
@@ -475,18 +487,10 @@ func (in *instance) wire(logger *slog.Logger, keys *timers.Keys, prefix wire.Pre
 	down.Background(ends("reconcile", loop.Run))
 }
 
-// servers starts the embedded servers that are asked for, and says how to
+// servers starts the embedded servers that are asked for in dir, and says how to
 // reach both: the last string is for people and has no secrets.
-func servers(ctx context.Context, cfg *config, logger *slog.Logger, down *lifecycle.Teardown) (redisURL string, nc service.ConnConfig, shown string, err error) {
+func servers(ctx context.Context, cfg *config, dir *embedded.Dir, logger *slog.Logger, down *lifecycle.Teardown) (redisURL string, nc service.ConnConfig, shown string, err error) {
 	redisURL, nc, shown = cfg.RedisURL, service.ConnConfig{URL: cfg.NATSURL, Creds: cfg.NATSCreds, Logger: logger}, service.Redact(cfg.NATSURL)
-	if redisURL != "embedded" && cfg.NATSURL != "embedded" {
-		return redisURL, nc, shown, nil
-	}
-	dir, err := embedded.Lock(cfg.DataDir)
-	if err != nil {
-		return "", nc, "", err
-	}
-	down.Push(func(context.Context) { dir.Unlock() }) //nolint:errcheck // the process ends
 	if cfg.NATSURL == "embedded" {
 		server, err := embedded.StartNATS(dir, embedded.NATSOptions{Listen: cfg.NATSListen, Logger: logger})
 		if err != nil {

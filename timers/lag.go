@@ -1,6 +1,7 @@
 package timers
 
 import (
+	"math"
 	"slices"
 	"sync"
 	"time"
@@ -34,6 +35,7 @@ func (l *lagRing) summary() LagSummary {
 		return LagSummary{}
 	}
 	slices.Sort(s)
-	at := func(q float64) time.Duration { return s[int(q*float64(len(s)-1))] }
+	// Nearest rank: with few samples the 99th percentile is the largest.
+	at := func(q float64) time.Duration { return s[int(math.Ceil(q*float64(len(s))))-1] }
 	return LagSummary{Samples: len(s), P50: at(0.5), P99: at(0.99), Max: s[len(s)-1]}
 }

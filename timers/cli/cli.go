@@ -71,6 +71,7 @@ published on NATS when the time comes.
   lapse watch                                         see what fires
 
 Exit codes: 0 done, 1 failure, 2 wrong usage, 3 no such timer, 4 too late.`,
+		Version:       info.Version,
 		SilenceErrors: true, // Execute prints them, on one line
 		SilenceUsage:  true,
 		RunE:          func(cmd *cobra.Command, _ []string) error { return cmd.Help() },

@@ -119,37 +119,37 @@ func TestHelp(t *testing.T) {
 
 func TestUsage(t *testing.T) {
 	for line, says := range map[string][]string{
-		"lst":                                 {`"lst"`, "did you mean list?"},
-		"cancle a b":                          {`"cancle"`, "did you mean cancel?"},
-		"frobnicate":                          {`"frobnicate"`, "lapse help"},
-		"help frobnicate":                     {`"frobnicate"`},
-		"help lst":                            {"did you mean list?"},
-		"--frob":                              {"--frob", "lapse --help"},
-		"set --frob":                          {"--frob", "lapse set --help"},
-		"set":                                 {"got no argument", "lapse set orders.close --in 30m"},
-		"set a b --in 1s":                     {`["a" "b"]`},
-		"set a":                               {"got nothing", "--in"},
-		"set a --in 1s --at now":              {"--in and --at"},
-		"set a --in 1s --data x --file y":     {"--data and --file"},
-		"set a --in 5":                        {`--in "5"`, "30m"},
-		"set a --in=-5s":                      {`--in "-5s"`, "negative"},
-		"set a --at tomorrow":                 {`--at "tomorrow"`, "2030-01-02T09:00:00Z"},
-		"set a --in 1s -H novalue":            {`"novalue"`, "Name: value"},
-		"set a --in 1s --prefix a..b":         {`"a..b"`, "timers"},
-		"set a --in 1s --timeout 0s":          {"--timeout 0s"},
+		"lst":                             {`"lst"`, "did you mean list?"},
+		"cancle a b":                      {`"cancle"`, "did you mean cancel?"},
+		"frobnicate":                      {`"frobnicate"`, "lapse help"},
+		"help frobnicate":                 {`"frobnicate"`},
+		"help lst":                        {"did you mean list?"},
+		"--frob":                          {"--frob", "lapse --help"},
+		"set --frob":                      {"--frob", "lapse set --help"},
+		"set":                             {"got no argument", "lapse set orders.close --in 30m"},
+		"set a b --in 1s":                 {`["a" "b"]`},
+		"set a":                           {"got nothing", "--in"},
+		"set a --in 1s --at now":          {"--in and --at"},
+		"set a --in 1s --data x --file y": {"--data and --file"},
+		"set a --in 5":                    {`--in "5"`, "30m"},
+		"set a --in=-5s":                  {`--in "-5s"`, "negative"},
+		"set a --at tomorrow":             {`--at "tomorrow"`, "2030-01-02T09:00:00Z"},
+		"set a --in 1s -H novalue":        {`"novalue"`, "Name: value"},
+		"set a --in 1s --prefix a..b":     {`"a..b"`, "timers"},
+		"set a --in 1s --timeout 0s":      {"--timeout 0s"},
 		"set a --in 1s --server nats://u:s@127.0.0.1:1": {"cannot"},
-		"get":                                 {"lapse get orders.close order-42"},
-		"get a":                               {"id is missing"},
-		"get a b --id c":                      {"twice"},
-		"get a b --raw --json":                {"--raw and --json"},
-		"cancel a b c":                        {`["a" "b" "c"]`},
-		"list a b":                            {"lapse list orders"},
-		"list --limit=-1":                     {"--limit -1"},
-		"watch --count=-1":                    {"--count -1"},
-		"status x":                            {`"x"`},
-		"version x":                           {`"x"`},
-		"demo x":                              {`"x"`},
-		"serve x":                             {`"x"`},
+		"get":                  {"lapse get orders.close order-42"},
+		"get a":                {"id is missing"},
+		"get a b --id c":       {"twice"},
+		"get a b --raw --json": {"--raw and --json"},
+		"cancel a b c":         {`["a" "b" "c"]`},
+		"list a b":             {"lapse list orders"},
+		"list --limit=-1":      {"--limit -1"},
+		"watch --count=-1":     {"--count -1"},
+		"status x":             {`"x"`},
+		"version x":            {`"x"`},
+		"demo x":               {`"x"`},
+		"serve x":              {`"x"`},
 	} {
 		t.Run(line, func(t *testing.T) {
 			code := ExitUsage
@@ -235,7 +235,7 @@ func TestSet(t *testing.T) {
 	responder(t, nc, "timers.set.>", func(req *nats.Msg) *nats.Msg {
 		asked <- req
 		return &nats.Msg{Data: []byte(`{"topic":"` + strings.TrimPrefix(req.Subject, "timers.set.") +
-			`","id":"order 42","due":"2030-01-02T03:04:05.678Z","rev":7,"replaced":true,"was":"firing"}`)}
+			`","id":"` + req.Header.Get("Timer-Id") + `","due":"2030-01-02T03:04:05.678Z","rev":7,"replaced":true,"was":"firing"}`)}
 	})
 	file := filepath.Join(t.TempDir(), "payload")
 	if err := os.WriteFile(file, []byte("\x00\xff"), 0o600); err != nil {
@@ -260,10 +260,14 @@ func TestSet(t *testing.T) {
 			t.Errorf("%s: sent %q with %v", name, m.Data, m.Header)
 		}
 	}
-	r := lapse(t, e, "", "set", "t", "--in", "1s", "--json")
+	r := lapse(t, e, "", "set", "t", "--in", "1s", "--json", "--id", "order 42")
 	r.ok(t, `{"topic":"t","id":"order 42","due":"2030-01-02T03:04:05.678Z","rev":7,"replaced":true,"was":"firing"}`)
-	if m := <-asked; m.Header.Get("Timer-Id") != "" {
-		t.Errorf("an id was made up: %v", m.Header)
+	<-asked
+	// Without one an id is made, so that a set whose outcome is unknown can be
+	// looked up and repeated.
+	lapse(t, e, "", "set", "t", "--in", "1s").ok(t, "rev 7")
+	if m := <-asked; m.Header.Get("Timer-Id") == "" {
+		t.Errorf("no id was made: %v", m.Header)
 	}
 	lapse(t, e, "", "set", "t", "--in", "1s", "--id", "").says(t, ExitFailure, `id ""`)
 	lapse(t, e, "", "set", "t", "--in", "1s", "--file", "/nonexistent/x").says(t, ExitFailure, "/nonexistent/x")
@@ -278,7 +282,7 @@ func TestExitCodes(t *testing.T) {
 	responder(t, nc, "timers.cancel.t", refuse(&wire.Error{Word: wire.Conflict, Message: "too late", State: "firing", Stopped: &stopped}))
 	responder(t, nc, "timers.set.t", refuse(wire.Errorf(wire.InvalidSchedule, `schedule "soon": want @in`)))
 	lapse(t, e, "", "get", "t", "a").says(t, ExitNotFound, "there is no timer t:a", "lapse list t")
-	lapse(t, e, "", "cancel", "t", "--id", "a").says(t, ExitConflict, "too late", "no further attempt")
+	lapse(t, e, "", "cancel", "t", "--id", "a").says(t, ExitConflict, "too late")
 	lapse(t, e, "", "set", "t", "--schedule", "soon").says(t, ExitFailure, `schedule "soon": want @in (invalid_schedule)`)
 }
 

@@ -63,7 +63,11 @@ func (a *app) listCmd() *cobra.Command {
 			cursor = page.Cursor
 		}
 		if seen == 0 && !conn.json {
-			cmd.PrintErrln("no timers are pending")
+			below := ""
+			if len(args) > 0 {
+				below = " in or below " + printable(args[0])
+			}
+			cmd.PrintErrln("no timers are pending" + below)
 		}
 		return nil
 	}

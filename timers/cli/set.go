@@ -8,6 +8,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/nats-io/nuid"
 	"github.com/spf13/cobra"
 
 	"github.com/lapse-timers/lapse/timers/client"
@@ -62,9 +63,11 @@ func (a *app) setCmd() *cobra.Command {
 		if err != nil {
 			return err
 		}
-		if cmd.Flags().Changed("id") {
-			opts = append(opts, client.ID(f.id))
+		if !cmd.Flags().Changed("id") {
+			// Made here, so that a set whose outcome is unknown can be repeated.
+			f.id = nuid.Next()
 		}
+		opts = append(opts, client.ID(f.id))
 		payload, err := f.payload(cmd.InOrStdin())
 		if err != nil {
 			return err
@@ -75,6 +78,9 @@ func (a *app) setCmd() *cobra.Command {
 		}
 		defer lapse.nc.Close()
 		r, err := lapse.Set(cmd.Context(), args[0], payload, when, opts...)
+		if errors.Is(err, client.ErrUnconfirmed) {
+			return fmt.Errorf("%w; its id is %s", err, printable(f.id))
+		}
 		if err != nil {
 			return err
 		}
@@ -225,12 +231,9 @@ func (a *app) cancelCmd() *cobra.Command {
 
 // hint adds to an error about one timer what to look at next.
 func hint(err error, topic string) error {
-	var e *client.Error
 	switch {
 	case errors.Is(err, client.ErrNotFound):
 		return fmt.Errorf("%w; what is pending: lapse list %s", err, topic)
-	case errors.Is(err, client.ErrConflict) && errors.As(err, &e) && e.Stopped != nil && *e.Stopped:
-		return fmt.Errorf("%w; no further attempt will be made", err)
 	}
 	return err
 }

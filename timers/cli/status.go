@@ -64,10 +64,15 @@ func summarize(w io.Writer, s client.Status) {
 	if due, err := wire.ParseTime(s.NextDue); err == nil && nowErr == nil {
 		next = fmt.Sprintf("next %s (%s)", s.NextDue, relative(due.Sub(now)))
 	}
-	line("pending", "%d, %s", s.Pending, next)
-	line("overdue", "%d, in flight %d", s.Overdue, s.InFlight)
+	if s.CountError != "" {
+		line("pending", "not known: Redis does not answer")
+		line("in flight", "%d", s.InFlight)
+	} else {
+		line("pending", "%d, %s", s.Pending, next)
+		line("overdue", "%d, in flight %d", s.Overdue, s.InFlight)
+	}
 	if s.Lag.Samples > 0 {
-		line("lag", "p50 %.2f ms, p99 %.2f ms, max %.2f ms over the last %d fires", s.Lag.P50, s.Lag.P99, s.Lag.Max, s.Lag.Samples)
+		line("lag", "p50 %.2f ms, p99 %.2f ms, max %.2f ms over the last fires (%d)", s.Lag.P50, s.Lag.P99, s.Lag.Max, s.Lag.Samples)
 	} else {
 		line("lag", "nothing has fired yet")
 	}
@@ -80,8 +85,11 @@ func summarize(w io.Writer, s client.Status) {
 	}
 	line("delivery", "%s", delivery)
 	up := ""
-	if started, err := wire.ParseTime(s.Started); err == nil && nowErr == nil {
-		up = fmt.Sprintf(", started %s (%s)", s.Started, relative(started.Sub(now)))
+	if started, err := wire.ParseTime(s.Started); err == nil {
+		up = ", started " + s.Started
+		if nowErr == nil {
+			up += fmt.Sprintf(" (%s)", relative(started.Sub(now)))
+		}
 	}
 	line("instance", "%s, version %s%s", s.Instance, s.Version, up)
 	line("deployment", "%s, prefix %s", s.Deployment, s.Prefix)

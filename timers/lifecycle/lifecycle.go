@@ -55,7 +55,7 @@ func (t *Teardown) Run(grace time.Duration, logger *slog.Logger) {
 		}
 	}
 	if late {
-		logger.Warn("the shutdown grace was not enough to end in order; what is not settled comes back with its lease", "grace", grace)
+		logger.Warn("the shutdown grace was not enough to end in order; what is not settled comes back with its lease", "grace", grace.String())
 	}
 }
 

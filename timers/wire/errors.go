@@ -1,6 +1,7 @@
 package wire
 
 import (
+	"bytes"
 	"encoding/json"
 	"fmt"
 	"strconv"
@@ -105,11 +106,13 @@ func (e *Error) Is(target error) bool {
 // Encode returns what an error reply carries: the values of [HeaderErrorCode]
 // and [HeaderError], and the JSON body.
 func (e *Error) Encode() (code, description string, body []byte) {
-	body, err := json.Marshal(e)
-	if err != nil { // strings, an int and a bool always marshal
+	var b bytes.Buffer
+	enc := json.NewEncoder(&b)
+	enc.SetEscapeHTML(false)              // people read "@in <duration>" in it
+	if err := enc.Encode(e); err != nil { // strings, an int and a bool always marshal
 		panic(err)
 	}
-	return strconv.Itoa(e.Code()), e.Message, body
+	return strconv.Itoa(e.Code()), e.Message, bytes.TrimSpace(b.Bytes())
 }
 
 // DecodeError reads an error reply: the values of its two headers and its
