@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net/url"
+	"regexp"
 	"slices"
 	"strings"
 	"sync"
@@ -149,6 +150,27 @@ func CheckURLs(urls string) error {
 		return bad(urls, "it is empty")
 	}
 	return nil
+}
+
+// The rights that NATS may refuse.
+const (
+	rightToPublish   = "publish"
+	rightToSubscribe = "subscription"
+)
+
+var permissionViolation = regexp.MustCompile(`(?i)permissions violation for (subscription|publish) to "([^"]+)"`)
+
+// deniedRight reads which right an asynchronous error says is missing, and for
+// which subject. The library keeps the server's text and nothing more.
+func deniedRight(err error) (right, subject string, ok bool) {
+	if !errors.Is(err, nats.ErrPermissionViolation) {
+		return "", "", false
+	}
+	m := permissionViolation.FindStringSubmatch(err.Error())
+	if m == nil {
+		return "", "", false
+	}
+	return strings.ToLower(m[1]), m[2], true
 }
 
 // Redact hides the user and password of NATS URLs.

@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"regexp"
 	"strconv"
 	"strings"
 	"sync"
@@ -439,17 +438,10 @@ func (j *JetStream) asyncError(_ *nats.Subscription, err error) {
 	}
 }
 
-var deniedPublish = regexp.MustCompile(`(?i)permissions violation for publish to "([^"]+)"`)
-
+// deniedSubject is the subject that the server refused to have published to.
 func deniedSubject(err error) (string, bool) {
-	if !errors.Is(err, nats.ErrPermissionViolation) {
-		return "", false
-	}
-	m := deniedPublish.FindStringSubmatch(err.Error())
-	if m == nil {
-		return "", false
-	}
-	return m[1], true
+	right, subject, ok := deniedRight(err)
+	return subject, ok && right == rightToPublish
 }
 
 // refusedFor is how long a refused publish shows in the health. Back-off ends

@@ -2,9 +2,7 @@ package service
 
 import (
 	"context"
-	"errors"
 	"fmt"
-	"regexp"
 	"strings"
 	"time"
 
@@ -66,27 +64,22 @@ func (s *Service) Health() wire.HealthPart {
 	return wire.HealthPart{Status: wire.HealthOK}
 }
 
-var deniedRight = regexp.MustCompile(`(?i)permissions violation for (subscription|publish) to "([^"]+)"`)
-
 // asyncError notes rights that NATS does not give. A refused subscription is
 // final for the connection. A refused reply counts for inboxes only: any other
 // reply subject is the requester's choice, who must not be able to make us
 // look ill.
 func (s *Service) asyncError(_ *nats.Subscription, err error) {
-	if !errors.Is(err, nats.ErrPermissionViolation) {
-		return
-	}
-	m := deniedRight.FindStringSubmatch(err.Error())
+	right, subject, ok := deniedRight(err)
 	switch {
-	case m == nil:
-	case strings.EqualFold(m[1], "subscription"):
-		if s.deafTo.CompareAndSwap(nil, &m[2]) {
-			s.cfg.Logger.Error("NATS does not permit a subscription: requests go unanswered", "subject", m[2])
+	case !ok:
+	case right == rightToSubscribe:
+		if s.deafTo.CompareAndSwap(nil, &subject) {
+			s.cfg.Logger.Error("NATS does not permit a subscription: requests go unanswered", "subject", subject)
 		}
-	case strings.HasPrefix(m[2], "_INBOX."):
+	case strings.HasPrefix(subject, "_INBOX."):
 		now := time.Now()
 		if last := s.muteAt.Swap(now.UnixNano()); now.Sub(time.Unix(0, last)) > refusedFor {
-			s.cfg.Logger.Error("NATS does not permit publishing replies to _INBOX.>", "subject", m[2])
+			s.cfg.Logger.Error("NATS does not permit publishing replies to _INBOX.>", "subject", subject)
 		}
 	}
 }
