@@ -18,6 +18,7 @@ import (
 	"os"
 	"os/signal"
 	"regexp"
+	"runtime"
 	"runtime/debug"
 	"slices"
 	"strings"
@@ -300,6 +301,9 @@ type instance struct {
 
 // runService is lapse serve: it returns nil after a clean stop.
 func runService(ctx context.Context, cfg config, logger *slog.Logger, out io.Writer) (err error) {
+	if cfg.NATSURL != "embedded" {
+		leaveCores()
+	}
 	slog.SetDefault(logger)
 	redis.SetLogger(&logging.VoidLogger{}) // what it says is in the errors too
 	var down lifecycle.Teardown
@@ -442,6 +446,15 @@ func runService(ctx context.Context, cfg config, logger *slog.Logger, out io.Wri
 	in.setPhase("stopping")
 	logger.Info("stopping", "in_flight", in.firer.InFlight())
 	return err
+}
+
+// leaveCores lets Go use half of the cores, unless GOMAXPROCS is set. Lapse
+// mostly waits for Redis and NATS, and its threads that look for work take from
+// theirs on the same machine (ADR 24).
+func leaveCores() {
+	if os.Getenv("GOMAXPROCS") == "" {
+		runtime.GOMAXPROCS((runtime.GOMAXPROCS(0) + 1) / 2)
+	}
 }
 
 // wire connects the parts that fire. They end in the reverse order: first

@@ -53,6 +53,10 @@ func ParseSchedule(s string) (When, error) {
 	return bad("want @at <RFC 3339 time> or @in <duration>")
 }
 
+// atDue is the schedule of a timer that was asked for by its due time, in the
+// form that the clients write. It need not be stored.
+func atDue(due time.Time) string { return "@at " + due.UTC().Format("2006-01-02T15:04:05.000Z07:00") }
+
 // parseTime reads an RFC 3339 time of any fraction and offset as Unix
 // milliseconds, rounded up. [time.Parse] is laxer than the RFC in places and
 // rounds down, so the shape and the fraction are read here.

@@ -137,6 +137,8 @@ func (s *Store) Set(ctx context.Context, p int, items []SetItem) ([]SetResult, e
 		kind, n := "at", it.At
 		if it.In >= 0 {
 			kind, n = "in", int64((it.In+time.Microsecond-1)/time.Microsecond)
+		} else if it.Schedule == atDue(time.UnixMilli(it.At)) {
+			kind = "due"
 		}
 		args = append(args, member, kind, n, it.Payload, it.Headers, it.Schedule)
 	}
@@ -228,6 +230,9 @@ func (s *Store) Get(ctx context.Context, refs []Ref) ([]*Timer, error) {
 			Schedule: text(v[4]),
 			Attempts: int(integer(v[5])),
 			State:    Scheduled,
+		}
+		if v[4] == nil {
+			t.Schedule = atDue(t.Due)
 		}
 		if v[6] != nil || v[7] != nil {
 			t.State = Firing

@@ -77,6 +77,57 @@ func TestInconsistentRecordsHoldUpNobody(t *testing.T) {
 	}
 }
 
+// What the backup set does not know of leaves nothing in a new life.
+func TestSetOverLeftovers(t *testing.T) {
+	for name, leave := range map[string]func(r *rig, h string){
+		"another type": func(r *rig, h string) { r.rdb.Set(r.Context(), h, "x", 0) },
+		"all its fields": func(r *rig, h string) {
+			r.rdb.HSet(r.Context(), h, "p", "x", "d", "1", "r", "1", "s", "@in 1s", "h", "x")
+		},
+		"a claimed one": func(r *rig, h string) {
+			r.rdb.HSet(r.Context(), h, "p", "x", "d", "1", "r", "1", "a", "3", "k", "other", "c", "1", "u", "1", "x", "1")
+			r.rdb.ZAdd(r.Context(), r.keys.Tried(0), redis.Z{Score: 1, Member: "orders:a"})
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			r := newRig(t)
+			leave(r, r.keys.Shadow(ref("a")))
+			res := r.set("a", 0, "new")
+			require.Equal(t, &timers.Timer{Ref: ref("a"), Rev: res.Rev, Due: res.Due, State: timers.Scheduled, Schedule: "@in 0s",
+				Payload: []byte("new"), Headers: []byte{}}, r.get("a"))
+			timerstest.CheckInvariants(t, r.rdb, prefix)
+			r.past(res.Due)
+			claims := r.claim("t", time.Minute, "a").Claims
+			require.Len(t, claims, 1)
+			require.Equal(t, 1, claims[0].Attempt)
+			require.False(t, claims[0].Unsure)
+			r.ack(claims[0])
+			r.clean()
+		})
+	}
+}
+
+// A schedule that says what the due time says is not stored, and given all the same.
+func TestScheduleIsGivenAsItWasAsked(t *testing.T) {
+	r := newRig(t)
+	future := time.Now().Add(time.Hour).Truncate(time.Millisecond).UTC()
+	for schedule, stored := range map[string]bool{
+		"@at " + future.Format("2006-01-02T15:04:05.000Z"):                                   false,
+		"@at " + future.Format("2006-01-02T15:04:05.000+00:00"):                              true,
+		"@at " + future.Add(time.Hour).Format("2006-01-02T15:04:05Z"):                        true,
+		"@at " + future.Add(-2*time.Hour).Format("2006-01-02T15:04:05.000Z"):                 true, // due now
+		"@at " + future.In(time.FixedZone("", 3600)).Format("2006-01-02T15:04:05.000Z07:00"): true,
+		"@in 3s": true,
+	} {
+		when, err := timers.ParseSchedule(schedule)
+		require.NoError(t, err)
+		_, err = r.store.Set(t.Context(), 0, []timers.SetItem{{Ref: ref("a"), In: when.In, At: when.At, Schedule: schedule, Payload: []byte("x")}})
+		require.NoError(t, err)
+		require.Equal(t, schedule, r.get("a").Schedule)
+		require.Equal(t, stored, r.rdb.HExists(t.Context(), r.keys.Shadow(ref("a")), "s").Val(), schedule)
+	}
+}
+
 // A member that was pulled ahead of its due time must not fire early.
 func TestScoreAheadOfDueIsPutRight(t *testing.T) {
 	r := newRig(t)

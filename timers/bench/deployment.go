@@ -24,7 +24,7 @@ const answerWithin = 10 * time.Second
 // deployment is Lapse: somebody's, or one on servers of the bench's own.
 type deployment struct {
 	prefix  wire.Prefix
-	run     string // token of this run in the topics
+	below   string // what the topics of this run begin with
 	topics  []string
 	payload []byte
 
@@ -44,12 +44,17 @@ type deployment struct {
 
 // newDeployment connects to the deployment that o names.
 func newDeployment(ctx context.Context, o Options, run string) (_ *deployment, err error) {
-	d := &deployment{prefix: wire.Prefix(o.Prefix), run: run, payload: payloadOf(o.Payload), programs: o.Programs}
+	d := &deployment{prefix: wire.Prefix(o.Prefix), payload: payloadOf(o.Payload), programs: o.Programs}
 	if d.prefix == "" {
 		d.prefix = wire.DefaultPrefix
 	}
+	// Servers of the bench's own have nobody else's timers.
+	d.below = "bench." + run + "."
+	if o.Fresh != nil {
+		d.below = ""
+	}
 	for i := range o.Topics {
-		d.topics = append(d.topics, fmt.Sprintf("bench.%s.t%d", run, i))
+		d.topics = append(d.topics, fmt.Sprintf("%st%d", d.below, i))
 	}
 	defer func() {
 		if err != nil {
@@ -153,7 +158,7 @@ func (d *deployment) set(_ context.Context, caller, n int, due int64) error {
 }
 
 func (d *deployment) listen(fired func(n int, at time.Time, early bool)) (stop func() error, err error) {
-	sub, err := d.receiver.Subscribe(d.prefix.Fired("bench."+d.run+".>"), func(m *nats.Msg) {
+	sub, err := d.receiver.Subscribe(d.prefix.Fired(d.below+">"), func(m *nats.Msg) {
 		now := time.Now()
 		// The times in the headers have one format, so they compare as text.
 		early := m.Header.Get(wire.HeaderFired) < m.Header.Get(wire.HeaderDue)
@@ -276,7 +281,7 @@ feed:
 	wg.Wait()
 	var left error
 	if failed.Load() > 0 {
-		left = fmt.Errorf("some timers of this run could not be cancelled; find them with: lapse list bench.%s", d.run)
+		left = fmt.Errorf("some timers of this run could not be cancelled; find them with: lapse list %s", strings.TrimSuffix(d.below, "."))
 	}
 	// What was being delivered while it was to be cancelled has its moment.
 	if err := sleep(ctx, 500*time.Millisecond); err != nil {
@@ -290,7 +295,7 @@ func (d *deployment) purge(ctx context.Context) error {
 	if err != nil || s.Stream == "" {
 		return err
 	}
-	subject := d.prefix.Fired("bench." + d.run + ".>")
+	subject := d.prefix.Fired(d.below + ">")
 	js, err := jetstream.New(d.conns[0])
 	if err == nil {
 		var stream jetstream.Stream

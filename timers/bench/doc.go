@@ -14,7 +14,7 @@
 //     number of callers that each await an answer, servers in processes of
 //     their own, one contestant at a time.
 //
-// The timers of a run have topics of their own, bench.<run>.t<n>. On a
-// deployment that is not the bench's own they are cancelled at the end, and
-// the events they left in the stream are purged where that is permitted.
+// On a deployment that is not the bench's own, the timers of a run have topics
+// of their own, bench.<run>.t<n>; they are cancelled at the end, and the events
+// they left in the stream are purged where that is permitted.
 package bench

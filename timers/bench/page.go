@@ -38,7 +38,7 @@ func renderPage(r *Report, quick bool, byHand string) string {
 	p("")
 	p("- Machine: %s", r.Machine.line())
 	p("- Versions: %s", r.Versions.line())
-	p("- Timers: 100 bytes of payload, ids of %d bytes, over 10 topics", idSize)
+	p("- Timers: 100 bytes of payload, ids of %d bytes, over 10 topics with names of two", idSize)
 	p("")
 	p("## Targets")
 	p("")

@@ -4,7 +4,7 @@
 -- clock decides what is due; no caller passes a time in.
 --
 -- Fields of a shadow hash: p payload, h headers (absent when there are none),
--- d due (ms), r rev, s schedule; a attempts, from the first on; while claimed k
+-- d due (ms), r rev, s schedule (absent when it is "@at" and d as RFC 3339); a attempts, from the first on; while claimed k
 -- token and c claimed at (ms); u "1" once an attempt ended without a known outcome,
 -- for the rest of this life; x "1" once a cancel came too late: no further attempt.
 --

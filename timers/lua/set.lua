@@ -2,7 +2,8 @@
 --
 -- KEYS  due, tried, rev, then per timer: trigger, shadow
 -- ARGV  longest delay (ms), then per timer: member, kind, n, payload, headers, schedule
---       kind "in": n is a delay in microseconds; "at": n is a time in ms
+--       kind "in": n is a delay in microseconds; "at": n is a time in ms; "due": the
+--       same, where the schedule says what is written from the due time when absent
 -- Gives now (us), then per timer: rev, due (ms), state of the life it replaced or "";
 --       a rev of 0 for one beyond the longest delay, of which nothing was stored.
 --
@@ -16,7 +17,7 @@
 local longest = tonumber(ARGV[1])
 local last = tonumber(redis.call('GET', KEYS[3]) or '0') or 0
 local n = (#KEYS - 3) / 2
-local out, members, scores, shadows, retried = {now_us}, {}, {}, {}, {}
+local out, members, scores, replaced, retried = {now_us}, {}, {}, {}, {}
 local writer, dues, revs = {}, {}, {} -- of a name that comes twice only the last is written
 
 for i = 1, n do
@@ -52,12 +53,14 @@ for i = 1, n do
     writer[member], dues[i], revs[i] = i, int(due), int(rev)
     scores[#scores + 1] = dues[i]
     scores[#scores + 1] = member
-    shadows[#shadows + 1] = KEYS[2 * i + 3]
+    if held[i] then
+      replaced[#replaced + 1] = KEYS[2 * i + 3]
+    end
   end
   out[3 * i - 1], out[3 * i], out[3 * i + 1] = rev, due, was
 end
 
-if #shadows == 0 then
+if #scores == 0 then
   return out
 end
 redis.call('SET', KEYS[3], int(last))
@@ -65,14 +68,34 @@ each('ZADD', KEYS[1], scores)
 if #retried > 0 then
   each('ZREM', KEYS[2], retried)
 end
-each('UNLINK', nil, shadows)
+if #replaced > 0 then
+  each('UNLINK', nil, replaced)
+end
+
+local function write(member, shadow, ...)
+  local answer = redis.pcall('HSET', shadow, ...)
+  if type(answer) == 'table' or answer * 2 < select('#', ...) then
+    -- Something stood there that the backup set did not know of.
+    redis.call('UNLINK', shadow)
+    redis.call('ZREM', KEYS[2], member)
+    redis.call('HSET', shadow, ...)
+  end
+end
+
 for i = 1, n do
   if dues[i] and writer[members[i]] == i then
-    local a = 6 * i - 4
-    if ARGV[a + 4] == '' then
-      redis.call('HSET', KEYS[2 * i + 3], 'p', ARGV[a + 3], 'd', dues[i], 'r', revs[i], 's', ARGV[a + 5])
+    local a, shadow = 6 * i - 4, KEYS[2 * i + 3]
+    local payload, headers = ARGV[a + 3], ARGV[a + 4]
+    if ARGV[a + 1] == 'due' and dues[i] == ARGV[a + 2] then
+      if headers == '' then
+        write(members[i], shadow, 'p', payload, 'd', dues[i], 'r', revs[i])
+      else
+        write(members[i], shadow, 'p', payload, 'd', dues[i], 'r', revs[i], 'h', headers)
+      end
+    elseif headers == '' then
+      write(members[i], shadow, 'p', payload, 'd', dues[i], 'r', revs[i], 's', ARGV[a + 5])
     else
-      redis.call('HSET', KEYS[2 * i + 3], 'p', ARGV[a + 3], 'd', dues[i], 'r', revs[i], 's', ARGV[a + 5], 'h', ARGV[a + 4])
+      write(members[i], shadow, 'p', payload, 'd', dues[i], 'r', revs[i], 's', ARGV[a + 5], 'h', headers)
     end
     redis.call('SET', KEYS[2 * i + 2], '', 'PXAT', dues[i])
   end
