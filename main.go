@@ -292,6 +292,7 @@ type instance struct {
 	store    *timers.Store
 	pub      publisher
 	firer    *timers.Firer
+	crew     *timers.Crew
 	listener *notify.Listener
 	service  *service.Service
 
@@ -444,6 +445,7 @@ func runService(ctx context.Context, cfg config, logger *slog.Logger, out io.Wri
 	case err = <-ended:
 	}
 	in.setPhase("stopping")
+	in.crew.Retire()
 	logger.Info("stopping", "in_flight", in.firer.InFlight())
 	return err
 }
@@ -469,17 +471,29 @@ func (in *instance) wire(logger *slog.Logger, keys *timers.Keys, prefix wire.Pre
 		}
 	}
 	in.firer = timers.NewFirer(in.store, in.pub, timers.FirerConfig{
-		Lease: cfg.Lease, RetryMin: cfg.RetryMin, RetryMax: cfg.RetryMax, Settle: max(cfg.ShutdownGrace/2, service.AckWait(cfg.Lease)*11/10), Logger: logger,
+		Instance: in.id, Lease: cfg.Lease, RetryMin: cfg.RetryMin, RetryMax: cfg.RetryMax, Settle: max(cfg.ShutdownGrace/2, service.AckWait(cfg.Lease)*11/10), Logger: logger,
 	})
 	var loop *reconcile.Loop
+	in.crew = timers.NewCrew(in.store, timers.CrewConfig{
+		Instance: in.id, DB: in.rdb.Options().DB,
+		Fires:   func() bool { return in.pub.Health().Status != wire.HealthDown },
+		Rescued: func() { loop.Wake() }, Noticed: func(p int, due time.Time) { loop.Noticed(p, due) },
+		Logger: logger,
+	})
+	hint := func(r timers.Ref) {
+		if in.crew.Mine(r) {
+			in.firer.Hint(r)
+		}
+	}
 	in.listener = notify.New(notify.Config{
-		Client: in.rdb, Keys: keys, Hint: in.firer.Hint, Gap: func() { loop.Wake() },
+		Client: in.rdb, Keys: keys, Hint: hint, Other: in.crew.Hear, Gap: func() { loop.Wake() },
 		Configure: cfg.NotifyConfig == "auto", Logger: logger,
 	})
 	loop = reconcile.New(reconcile.Config{
 		Store: in.store, Partitions: cfg.Partitions, Grace: cfg.Grace,
 		Sweep: in.firer.Sweep, Await: in.pub.Await, Deaf: in.listener.Deaf,
-		Missed: func(int) { in.listener.Check() }, Logger: logger,
+		Missed: func(int) { in.listener.Check() },
+		Leads:  in.crew.Leads, Mine: in.crew.Mine, Tell: in.crew.Tell, Logger: logger,
 	})
 	stream, strange := func() string { return "" }, func() int64 { return 0 }
 	if js, ok := in.pub.(*service.JetStream); ok {
@@ -495,6 +509,9 @@ func (in *instance) wire(logger *slog.Logger, keys *timers.Keys, prefix wire.Pre
 		Firer: in.firer, Delivery: cfg.Delivery, Health: in.health, Counts: counts, Logger: logger,
 	})
 	down.Background(ends("delivery", in.pub.Run))
+	// The crew is left once nothing is under way, and what is left is known.
+	down.PushPart(func(ctx context.Context) { in.crew.Leave(ctx, in.firer.InFlight() > 0) })
+	down.Background(ends("crew", in.crew.Run))
 	down.Background(ends("firer", in.firer.Run))
 	down.Background(ends("notify", in.listener.Run))
 	down.Background(ends("reconcile", loop.Run))

@@ -28,6 +28,10 @@ type Config struct {
 	// events for us and cuts the connection in the end.
 	Hint func(timers.Ref)
 
+	// Other is called, likewise, for the other keys of the channel and says
+	// whether it was for Lapse; nil means that none is.
+	Other func(key string) bool
+
 	// Gap is called when events may have been lost: after each subscription,
 	// the first one included, when one was lost, and when flags had been
 	// missing. It must not block.
@@ -101,6 +105,9 @@ func New(cfg Config) *Listener {
 	}
 	if cfg.Hint == nil {
 		cfg.Hint = func(timers.Ref) {}
+	}
+	if cfg.Other == nil {
+		cfg.Other = func(string) bool { return false }
 	}
 	if cfg.Gap == nil {
 		cfg.Gap = func() {}
@@ -214,7 +221,9 @@ func (l *Listener) gap() {
 func (l *Listener) heard(key string) {
 	ref, ok := l.cfg.Keys.ParseTrigger(key)
 	if !ok {
-		l.ignored.Add(1)
+		if !l.cfg.Other(key) {
+			l.ignored.Add(1)
+		}
 		return
 	}
 	l.events.Add(1)

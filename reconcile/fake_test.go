@@ -59,10 +59,10 @@ type entry struct {
 }
 
 type look struct {
-	p                    int
-	at                   time.Duration
-	grace                time.Duration
-	skip, named, touched int
+	p              int
+	at             time.Duration
+	grace          time.Duration
+	named, touched int
 }
 
 func (f *fakeStore) now() time.Duration { return time.Since(f.start) }
@@ -109,7 +109,7 @@ func (f *fakeStore) since(at time.Duration) (out []look) {
 	return out
 }
 
-func (f *fakeStore) Due(ctx context.Context, p int, grace time.Duration, touch, skip, overdue int) (timers.DueScan, error) {
+func (f *fakeStore) Due(ctx context.Context, p int, grace time.Duration, touch, overdue int) (timers.DueScan, error) {
 	f.mu.Lock()
 	hang := f.hang
 	f.mu.Unlock()
@@ -118,16 +118,16 @@ func (f *fakeStore) Due(ctx context.Context, p int, grace time.Duration, touch, 
 		return timers.DueScan{}, ctx.Err()
 	}
 	time.Sleep(oneWay)
-	scan, reply, err := f.look(p, grace, touch, skip, overdue)
+	scan, reply, err := f.look(p, grace, touch, overdue)
 	time.Sleep(oneWay + reply)
 	return scan, err
 }
 
-func (f *fakeStore) look(p int, grace time.Duration, touch, skip, overdue int) (timers.DueScan, time.Duration, error) {
+func (f *fakeStore) look(p int, grace time.Duration, touch, overdue int) (timers.DueScan, time.Duration, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	now := f.now()
-	l := look{p: p, at: now, grace: grace, skip: skip}
+	l := look{p: p, at: now, grace: grace}
 	defer func() {
 		f.looks = append(f.looks, l)
 		f.hang = f.hang || len(f.looks) == mostLooks
@@ -155,9 +155,7 @@ func (f *fakeStore) look(p int, grace time.Duration, touch, skip, overdue int) (
 				scan.Next = f.redis(e.score)
 			}
 		case e.score <= ms-grace:
-			if skip > 0 {
-				skip--
-			} else if l.named < overdue {
+			if l.named < overdue {
 				l.named++
 				if r, ok := timers.ParseMember(e.m); ok {
 					scan.Overdue = append(scan.Overdue, r)
@@ -204,7 +202,9 @@ type rig struct {
 	loop       *Loop
 	partitions int
 	deaf       atomic.Bool
-	gate       chan struct{} // Await returns once it is closed
+	standsBy   atomic.Bool           // another instance leads
+	mine       func(timers.Ref) bool // nil: all
+	gate       chan struct{}         // Await returns once it is closed
 	sweep      func(ctx context.Context, refs []timers.Ref) (int, error)
 	log        bytes.Buffer
 	stop       func() // ends the loop and waits for it
@@ -212,6 +212,7 @@ type rig struct {
 	mu     sync.Mutex
 	sweeps []swept
 	missed []time.Duration
+	told   []time.Duration // due times, of the test, that others were told of
 }
 
 type swept struct {
@@ -258,7 +259,14 @@ func (r *rig) run() {
 				return nil
 			}
 		},
-		Deaf: r.deaf.Load,
+		Deaf:  r.deaf.Load,
+		Leads: func(int) bool { return !r.standsBy.Load() },
+		Mine:  r.mine,
+		Tell: func(_ int, due time.Time) {
+			r.mu.Lock()
+			defer r.mu.Unlock()
+			r.told = append(r.told, due.Sub(r.redis(0)))
+		},
 		Missed: func(int) {
 			r.mu.Lock()
 			defer r.mu.Unlock()

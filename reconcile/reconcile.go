@@ -22,7 +22,6 @@ import (
 	"errors"
 	"log/slog"
 	"math"
-	"math/rand/v2"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -32,7 +31,7 @@ import (
 
 // Store is what a Loop asks of the backup set.
 type Store interface {
-	Due(ctx context.Context, p int, grace time.Duration, touch, skip, overdue int) (timers.DueScan, error)
+	Due(ctx context.Context, p int, grace time.Duration, touch, overdue int) (timers.DueScan, error)
 	Discard(ctx context.Context, p int, members []string) error
 }
 
@@ -53,6 +52,14 @@ type Config struct {
 	// called once a grace at most and must not block.
 	Missed func(n int)
 
+	// Several instances share the work through these (ADR 25); left out, this
+	// one is alone. Leads says whether this one nudges a partition, or stands by;
+	// Mine whether a timer is its to claim; Tell tells the one that nudges of a
+	// timer that was set here and may be the next one due. None may block.
+	Leads func(p int) bool
+	Mine  func(timers.Ref) bool
+	Tell  func(p int, due time.Time)
+
 	Logger *slog.Logger
 }
 
@@ -66,8 +73,8 @@ const (
 	touchFirst = 64
 	// sweepBatch is how many overdue timers are claimed at a time.
 	sweepBatch = 1024
-	// spread is over how many batches instances spread that meet each other.
-	spread = 4
+	// sweepNamed is how many are looked at to find as many of one's own.
+	sweepNamed = 4096
 	// lookAtLeast is the longest sleep: what another instance has set, or a
 	// foreign hand has moved, is seen by then.
 	lookAtLeast = time.Second
@@ -79,6 +86,8 @@ const (
 	// fruitless is the pause after a sweep that claimed nothing: others are at
 	// it, or nothing can be done, and looking at once would be a spin.
 	fruitless = 10 * time.Millisecond
+	// standBy is the part of the grace that who stands by leaves to who nudges.
+	standBy = 2
 )
 
 // Loop nudges and recovers. Make it with [New], run it with [Loop.Run].
@@ -105,16 +114,25 @@ type part struct {
 	overdue chan []timers.Ref // one slot, taken by the sweeping goroutine
 	busy    atomic.Bool       // the sweeping goroutine has some, or they are in its slot
 	more    chan struct{}     // one slot: the sweeping goroutine is done, look again
-	skip    atomic.Int64      // overdue timers to pass over, since others are at the first ones
 	plan    atomic.Int64      // a timer due before it wants another look, ms on Redis's clock
 	missed  time.Time         // when Missed was last called; the nudging goroutine's
 	touch   int               // how many the next look may touch; likewise
+	named   int               // how many overdue ones it may name; likewise
 }
 
 // New makes a loop; nothing happens before Run.
 func New(cfg Config) *Loop {
 	if cfg.Logger == nil {
 		cfg.Logger = slog.New(slog.DiscardHandler)
+	}
+	if cfg.Leads == nil {
+		cfg.Leads = func(int) bool { return true }
+	}
+	if cfg.Mine == nil {
+		cfg.Mine = func(timers.Ref) bool { return true }
+	}
+	if cfg.Tell == nil {
+		cfg.Tell = func(int, time.Time) {}
 	}
 	l := &Loop{cfg: cfg}
 	for p := range cfg.Partitions {
@@ -124,6 +142,7 @@ func New(cfg Config) *Loop {
 			overdue: make(chan []timers.Ref, 1),
 			more:    make(chan struct{}, 1),
 			touch:   touchFirst,
+			named:   sweepBatch,
 		})
 	}
 	return l
@@ -141,10 +160,23 @@ func (l *Loop) Wake() {
 }
 
 // WakeBefore makes partition p look again if due is earlier than it means to:
-// a timer was set that is now the first. It never blocks.
+// a timer was set here that is now the first. Who stands by tells who nudges.
+// It never blocks.
 func (l *Loop) WakeBefore(p int, due time.Time) {
 	part := l.parts[p]
 	if due.UnixMilli() < part.plan.Load() {
+		signal(part.wake)
+		if !l.cfg.Leads(p) {
+			l.cfg.Tell(p, due)
+		}
+	}
+}
+
+// Noticed is WakeBefore for a timer that another instance has set; who stands
+// by leaves it to who nudges.
+func (l *Loop) Noticed(p int, due time.Time) {
+	part := l.parts[p]
+	if l.cfg.Leads(p) && due.UnixMilli() < part.plan.Load() {
 		signal(part.wake)
 	}
 }
@@ -215,11 +247,11 @@ func (l *Loop) pass(ctx context.Context, p *part) (time.Duration, error) {
 	// What is named while the sweeping goroutine is at earlier ones may be the
 	// same timers. It asks for more when it is done.
 	free := !p.busy.Load()
-	skip := int(p.skip.Swap(0))
-	scan, err := l.cfg.Store.Due(ctx, p.p, grace, p.touch, skip, sweepBatch)
-	if err == nil && skip > 0 && len(scan.Overdue) == 0 {
-		scan, err = l.cfg.Store.Due(ctx, p.p, grace, p.touch, 0, sweepBatch)
+	named := 0
+	if free {
+		named = p.named
 	}
+	scan, err := l.cfg.Store.Due(ctx, p.p, grace, p.touch, named)
 	if err != nil {
 		return 0, err
 	}
@@ -233,9 +265,9 @@ func (l *Loop) pass(ctx context.Context, p *part) (time.Duration, error) {
 			return 0, err
 		}
 	}
-	if len(scan.Overdue) > 0 && free {
+	if len(scan.Overdue) > 0 {
 		p.busy.Store(true)
-		p.overdue <- scan.Overdue
+		p.overdue <- l.share(p, scan.Overdue)
 		if now := time.Now(); !deaf && now.Sub(p.missed) > grace {
 			p.missed = now
 			l.cfg.Missed(len(scan.Overdue))
@@ -244,6 +276,14 @@ func (l *Loop) pass(ctx context.Context, p *part) (time.Duration, error) {
 
 	// Everything below is on Redis's clock, which only Redis reads; the time
 	// since its answer is the one thing measured here.
+	leads := deaf || l.cfg.Leads(p.p)
+	late := time.Millisecond // after a score at which the look comes
+	switch {
+	case deaf:
+		late = 0
+	case !leads:
+		late = grace / standBy
+	}
 	wake := scan.Now.Add(lookAtLeast)
 	earlier := func(t time.Time) {
 		if t.Before(wake) {
@@ -253,11 +293,7 @@ func (l *Loop) pass(ctx context.Context, p *part) (time.Duration, error) {
 	if !scan.Next.IsZero() {
 		// A key expires when now is strictly past its time. A deaf instance
 		// claims, which may be in that very millisecond.
-		if deaf {
-			earlier(scan.Next)
-		} else {
-			earlier(scan.Next.Add(time.Millisecond))
-		}
+		earlier(scan.Next.Add(late))
 	}
 	if !scan.Oldest.IsZero() {
 		earlier(scan.Oldest.Add(grace + time.Millisecond))
@@ -267,6 +303,11 @@ func (l *Loop) pass(ctx context.Context, p *part) (time.Duration, error) {
 	// next, and what is still being claimed must not hide what is due behind it.
 	p.touch = min(max(2*scan.Touched, touchFirst), touchBatch)
 	switch {
+	case !leads:
+		// The other one is at it, unless it died.
+		if scan.Waiting > 0 || full {
+			earlier(scan.Now.Add(late))
+		}
 	case scan.Waiting > 0, full && p.touch < touchBatch:
 		earlier(scan.Now.Add(again))
 	case full:
@@ -274,14 +315,27 @@ func (l *Loop) pass(ctx context.Context, p *part) (time.Duration, error) {
 		// and takes from Redis what the claims need.
 		earlier(scan.Now.Add(backlog))
 	}
-	// The look at wake also serves what is due a millisecond before it, or in
-	// its very millisecond when deaf.
-	if deaf {
-		p.plan.Store(wake.UnixMilli())
-	} else {
-		p.plan.Store(wake.UnixMilli() - 1)
-	}
+	// The look at wake also serves what is due that much before it.
+	p.plan.Store(wake.Add(-late).UnixMilli())
 	return max(wake.Sub(scan.Now)-time.Since(got), 0), nil
+}
+
+// share gives the overdue timers that this instance is to claim: its own, and
+// where it has none among them those of the others, who may be dead.
+func (l *Loop) share(p *part, overdue []timers.Ref) []timers.Ref {
+	var own []timers.Ref
+	for _, r := range overdue {
+		if len(own) < sweepBatch && l.cfg.Mine(r) {
+			own = append(own, r)
+		}
+	}
+	switch {
+	case len(own) == 0:
+		return overdue[:min(len(overdue), sweepBatch)]
+	case len(own) < sweepBatch && len(overdue) == p.named:
+		p.named = min(2*p.named, sweepNamed)
+	}
+	return own
 }
 
 // sweep claims what pass found overdue, apart from the nudging, which must not
@@ -307,11 +361,6 @@ func (l *Loop) sweep(ctx context.Context, p *part) {
 			p.busy.Store(false)
 		default:
 			// Claimed by us or by another instance, they are out of the way now.
-			if claimed < len(refs)/2 {
-				// Instances that all begin with the oldest claim the same ones, and
-				// all but one for nothing; so they spread out.
-				p.skip.Store(sweepBatch * rand.Int64N(spread))
-			}
 			if claimed == 0 {
 				select {
 				case <-ctx.Done():

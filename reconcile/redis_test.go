@@ -24,8 +24,8 @@ type recorder struct {
 	scans []timers.DueScan
 }
 
-func (r *recorder) Due(ctx context.Context, p int, grace time.Duration, touch, skip, overdue int) (timers.DueScan, error) {
-	scan, err := r.Store.Due(ctx, p, grace, touch, skip, overdue)
+func (r *recorder) Due(ctx context.Context, p int, grace time.Duration, touch, overdue int) (timers.DueScan, error) {
+	scan, err := r.Store.Due(ctx, p, grace, touch, overdue)
 	if err == nil {
 		r.mu.Lock()
 		r.scans = append(r.scans, scan)

@@ -121,62 +121,6 @@ func TestTimeOfADiscardIsNotSlept(t *testing.T) {
 	})
 }
 
-// Instances that meet at the same overdue timers spread out.
-func TestSpreadsWhenOthersClaim(t *testing.T) {
-	for name, c := range map[string]struct {
-		claimed int
-		spreads bool
-	}{"less than half": {sweepBatch/2 - 1, true}, "half": {sweepBatch / 2, false}, "all": {sweepBatch, false}} {
-		t.Run(name, func(t *testing.T) {
-			bubble(t, func(t *testing.T, r *rig) {
-				r.sweep = func(_ context.Context, refs []timers.Ref) (int, error) {
-					time.Sleep(10 * ms)
-					return c.claimed, nil
-				}
-				r.fill(spread*sweepBatch, "old", -time.Second)
-				r.run()
-				r.until(time.Second)
-				seen := map[int]bool{}
-				for _, l := range r.since(0) {
-					seen[l.skip] = true
-					require.Zero(t, l.skip%sweepBatch)
-					require.Less(t, l.skip, spread*sweepBatch)
-				}
-				require.Greater(t, len(r.swept()), 50)
-				if c.spreads {
-					require.Len(t, seen, spread)
-				} else {
-					require.Len(t, seen, 1)
-				}
-			})
-		})
-	}
-}
-
-// Passing over more than there are leaves none out.
-func TestSpreadBeyondTheEndBeginsAnew(t *testing.T) {
-	bubble(t, func(t *testing.T, r *rig) {
-		r.sweep = func(context.Context, []timers.Ref) (int, error) {
-			time.Sleep(10 * ms)
-			return 1, nil
-		}
-		r.fill(10, "old", -time.Second)
-		r.run()
-		r.until(time.Second)
-		looks, beyond := r.since(0), 0
-		for i, l := range looks {
-			if l.skip > 0 {
-				beyond++
-				require.Less(t, i+1, len(looks))
-				require.Zero(t, looks[i+1].skip)
-				require.Less(t, looks[i+1].at-l.at, ms)
-			}
-		}
-		require.Greater(t, beyond, 10)
-		require.Greater(t, len(r.swept()), 50)
-	})
-}
-
 func TestNothingHappensWhileAwaitBlocks(t *testing.T) {
 	bubble(t, func(t *testing.T, r *rig) {
 		r.gate = make(chan struct{})

@@ -58,6 +58,10 @@ type Publisher interface {
 
 // FirerConfig tunes a [Firer]. Zero values of the sizes get defaults.
 type FirerConfig struct {
+	// Instance names this process in the tokens of its claims, so that they can
+	// be given back when it dies; random, without a point. Empty: made up.
+	Instance string
+
 	Lease    time.Duration // how long a claim holds; whole milliseconds, at least a second makes sense
 	RetryMin time.Duration // back-off after the first failed attempt; doubles; positive
 	RetryMax time.Duration // longest back-off; at least RetryMin
@@ -83,7 +87,6 @@ type Firer struct {
 	window  *semaphore.Weighted // claims not settled
 	bytes   *semaphore.Weighted // their payload
 	token   atomic.Uint64
-	tokens  string // random prefix of this instance's tokens
 
 	inFlight atomic.Int64
 	stats    FirerStats
@@ -135,9 +138,12 @@ func NewFirer(store *Store, pub Publisher, cfg FirerConfig) *Firer {
 		cfg.Logger = slog.New(slog.DiscardHandler)
 	}
 	cfg.Bytes = max(cfg.Bytes, claimBytes)
-	seed := make([]byte, 8)
-	for i := range seed {
-		seed[i] = byte(rand.Uint32())
+	if cfg.Instance == "" {
+		seed := make([]byte, 8)
+		for i := range seed {
+			seed[i] = byte(rand.Uint32())
+		}
+		cfg.Instance = hex.EncodeToString(seed)
 	}
 	return &Firer{
 		store:   store,
@@ -147,7 +153,6 @@ func NewFirer(store *Store, pub Publisher, cfg FirerConfig) *Firer {
 		results: make(chan result, cfg.InFlight),
 		window:  semaphore.NewWeighted(int64(cfg.InFlight)),
 		bytes:   semaphore.NewWeighted(int64(cfg.Bytes)),
-		tokens:  hex.EncodeToString(seed),
 	}
 }
 
@@ -272,7 +277,7 @@ func (f *Firer) claim(ctx context.Context, p int, refs []Ref, source Source) (in
 	defer func() { f.bytes.Release(budget) }()
 
 	sent := time.Now()
-	token := f.tokens + "." + formatToken(f.token.Add(1))
+	token := f.cfg.Instance + "." + formatToken(f.token.Add(1))
 	res, err := f.claimOnce(ctx, p, token, sent, refs)
 	if err != nil {
 		f.stats.ClaimErrors.Add(1)

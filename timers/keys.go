@@ -25,6 +25,13 @@ const slots = 16384
 //	<prefix>:{p}:rev             last revision given out
 //	<prefix>:{p}:probe:<random>  asks at the start what the Redis user may do; gone at once
 //	<prefix>:meta                data version, partition count, deployment id
+//	<prefix>:{crew}:members      instances, score = their last sign of life, ms
+//	<prefix>:{crew}:alive:<id>   of one instance; its expiry is the event of its death
+//
+// Beside keys, a notice of an instance to the others is spelled here, which goes
+// over the channel of expired events and looks like a key:
+//
+//	<prefix>:{crew}:notice:<instance>:<partition>:<due, ms>
 //
 // {p} is the tag of the partition. All keys of one partition share a Cluster
 // slot, so that one script can touch them.
@@ -80,6 +87,44 @@ func (k *Keys) Probe(p int, random string) string { return k.in(p, "probe:"+rand
 // Meta is the key of the deployment's own record.
 func (k *Keys) Meta() string { return k.prefix + ":meta" }
 
+// Members is the set of the instances on these keys.
+func (k *Keys) Members() string { return k.crew("members") }
+
+// Alive is the liveness key of an instance.
+func (k *Keys) Alive(instance string) string { return k.crew("alive:" + instance) }
+
+// ParseAlive reads the name of a liveness key; ok is false for every other key.
+func (k *Keys) ParseAlive(key string) (instance string, ok bool) {
+	return strings.CutPrefix(key, k.Alive(""))
+}
+
+// A Notice tells the other instances of a timer that may be the next one due.
+type Notice struct {
+	Instance  string // who set it
+	Partition int
+	Due       int64 // Unix milliseconds
+}
+
+// Notice spells a notice.
+func (k *Keys) Notice(n Notice) string {
+	return k.crew("notice:" + n.Instance + ":" + strconv.Itoa(n.Partition) + ":" + strconv.FormatInt(n.Due, 10))
+}
+
+// ParseNotice reads what [Keys.Notice] wrote; ok is false for everything else.
+func (k *Keys) ParseNotice(s string) (n Notice, ok bool) {
+	rest, ok := strings.CutPrefix(s, k.crew("notice:"))
+	parts := strings.Split(rest, ":")
+	if !ok || len(parts) != 3 || parts[0] == "" {
+		return Notice{}, false
+	}
+	p, err := strconv.Atoi(parts[1])
+	if err != nil || p < 0 || p >= len(k.tags) {
+		return Notice{}, false
+	}
+	due, err := strconv.ParseInt(parts[2], 10, 64)
+	return Notice{Instance: parts[0], Partition: p, Due: due}, err == nil && due >= 0
+}
+
 // ParseTrigger reads the name of a trigger key; ok is false for every other
 // key, ours or foreign.
 func (k *Keys) ParseTrigger(key string) (r Ref, ok bool) {
@@ -101,6 +146,8 @@ func (k *Keys) ParseTrigger(key string) (r Ref, ok bool) {
 // ExpiredChannel is where Redis announces the expired keys of the database
 // (https://redis.io/docs/latest/develop/pubsub/keyspace-notifications/).
 func ExpiredChannel(db int) string { return "__keyevent@" + strconv.Itoa(db) + "__:expired" }
+
+func (k *Keys) crew(name string) string { return k.prefix + ":{crew}:" + name }
 
 func (k *Keys) in(p int, name string) string {
 	return k.prefix + ":{" + k.tags[p] + "}:" + name

@@ -29,6 +29,10 @@ var (
 	luaStatus string
 	//go:embed lua/probe.lua
 	luaProbe string
+	//go:embed lua/crew.lua
+	luaCrew string
+	//go:embed lua/rescue.lua
+	luaRescue string
 
 	scriptSet     = redis.NewScript(luaPrelude + luaSet)
 	scriptCancel  = redis.NewScript(luaPrelude + luaCancel)
@@ -38,6 +42,8 @@ var (
 	scriptDue     = redis.NewScript(luaPrelude + luaDue)
 	scriptList    = redis.NewScript(luaPrelude + luaList)
 	scriptStatus  = redis.NewScript(luaPrelude + luaStatus)
+	scriptCrew    = redis.NewScript(luaPrelude + luaCrew)
+	scriptRescue  = redis.NewScript(luaPrelude + luaRescue)
 	scriptProbe   = redis.NewScript(luaPrelude + luaProbe)
 )
 

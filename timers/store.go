@@ -367,11 +367,10 @@ type DueScan struct {
 
 // Due looks at the backup set of partition p and touches the triggers of up
 // to touch timers (at most 4,096) that became due within the grace; it names
-// up to overdue timers that are later than that, after passing over skip of
-// them.
-func (s *Store) Due(ctx context.Context, p int, grace time.Duration, touch, skip, overdue int) (DueScan, error) {
+// up to overdue timers that are later than that.
+func (s *Store) Due(ctx context.Context, p int, grace time.Duration, touch, overdue int) (DueScan, error) {
 	out, err := s.run(ctx, scriptDue, []string{s.keys.Due(p)},
-		[]any{s.keys.TriggerPrefix(p), grace.Milliseconds(), touch, skip, overdue}).Slice()
+		[]any{s.keys.TriggerPrefix(p), grace.Milliseconds(), touch, overdue}).Slice()
 	if err != nil {
 		return DueScan{}, err
 	}

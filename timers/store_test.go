@@ -220,7 +220,7 @@ func TestDueTouchesTriggers(t *testing.T) {
 	due := r.set("x", 10*time.Millisecond, "A").Due
 	next := r.set("y", time.Hour, "B").Due
 	r.past(due)
-	scan, err := r.store.Due(t.Context(), 0, time.Minute, 10, 0, 10)
+	scan, err := r.store.Due(t.Context(), 0, time.Minute, 10, 10)
 	require.NoError(t, err)
 	require.Equal(t, timers.DueScan{Now: scan.Now, Next: next, Touched: 1, Oldest: due}, scan)
 	msg, err := sub.ReceiveMessage(t.Context())
@@ -228,7 +228,7 @@ func TestDueTouchesTriggers(t *testing.T) {
 	require.Equal(t, r.keys.Trigger(ref("x")), msg.Payload)
 
 	require.NoError(t, r.rdb.ZAdd(t.Context(), r.keys.Due(0), redis.Z{Score: -1, Member: "nonsense"}).Err())
-	scan, err = r.store.Due(t.Context(), 0, 0, 10, 0, 10)
+	scan, err = r.store.Due(t.Context(), 0, 0, 10, 10)
 	require.NoError(t, err)
 	require.Equal(t, refs("x"), scan.Overdue, "without a grace it is overdue at once")
 	require.Equal(t, []string{"nonsense"}, scan.Strange)

@@ -224,7 +224,7 @@ func TestScriptsSurviveFlush(t *testing.T) {
 	due := r.set("x", 0, "A").Due
 	r.past(due)
 	flush()
-	scan, err := r.store.Due(t.Context(), 0, time.Minute, 10, 0, 10)
+	scan, err := r.store.Due(t.Context(), 0, time.Minute, 10, 10)
 	require.NoError(t, err)
 	require.Equal(t, 1, scan.Touched)
 	flush()

@@ -52,7 +52,7 @@ func TestPrefixWithDots(t *testing.T) {
 	timerstest.Eventually(t, 10*time.Second, "it is acknowledged", func() bool { return s.status(t, "acme.timers").Counts.Fired == 1 })
 	require.Equal(t, 2, s.status(t, "acme.timers").Counts.Ignored)
 	require.Equal(t, 1, count(t, s.nc, "ACME_TIMERS", "acme.timers.fired.>"))
-	require.EqualValues(t, 2, s.rdb.DBSize(t.Context()).Val(), "only the bookkeeping is left")
+	require.Len(t, records(t, s.rdb), 2, "only the bookkeeping is left")
 	timerstest.CheckInvariants(t, s.rdb, "acme.timers")
 	require.Equal(t, s.connections, s.connected(t))
 }
@@ -78,12 +78,12 @@ func TestTwoDatabasesOfOneRedis(t *testing.T) {
 			for i, s := range on {
 				fired := s.hear(t, prefixes[i]+".fired.>")
 				elsewhere := on[1-i].hear(t, prefixes[1-i]+".fired.>")
-				before := on[1-i].rdb.DBSize(t.Context()).Val()
+				before := records(t, on[1-i].rdb)
 				s.set(t, request(prefixes[i]+".set.a", "x", "@in 50ms"))
-				require.Equal(t, before, on[1-i].rdb.DBSize(t.Context()).Val())
+				require.Equal(t, before, records(t, on[1-i].rdb))
 				m := next(t, fired)
 				require.Equal(t, "event", m.Header.Get("Timer-Source"), "the events of database %d are heard", dbs[i])
-				timerstest.Eventually(t, 10*time.Second, "only the bookkeeping is left", func() bool { return s.rdb.DBSize(t.Context()).Val() == 2 })
+				timerstest.Eventually(t, 10*time.Second, "only the bookkeeping is left", func() bool { return len(records(t, s.rdb)) == 2 })
 				require.Equal(t, 1, s.status(t, prefixes[i]).Counts.Fired)
 				require.Equal(t, i, on[1-i].status(t, prefixes[1-i]).Counts.Fired, "the other one did not fire it")
 				if n, _, err := elsewhere.Pending(); err != nil || n != 0 {

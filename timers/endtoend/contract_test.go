@@ -6,7 +6,6 @@ import (
 	"encoding/json"
 	"fmt"
 	"net"
-	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -178,9 +177,7 @@ func names(items []listItem) []string {
 // grows with every set.
 func (s *served) stored(t *testing.T) string {
 	t.Helper()
-	keys, err := s.rdb.Keys(t.Context(), "*").Result()
-	require.NoError(t, err)
-	slices.Sort(keys)
+	keys := records(t, s.rdb)
 	rev := s.rdb.Get(t.Context(), "timers:{0}:rev").Val()
 	return fmt.Sprintf("%d keys, rev %s: %q", len(keys), rev, keys)
 }

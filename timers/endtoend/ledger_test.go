@@ -188,13 +188,20 @@ func report(t *testing.T, what string, fired []client.Fired) []time.Duration {
 // onStream reads everything the stream holds.
 func onStream(t *testing.T, nc *nats.Conn) []client.Fired {
 	t.Helper()
+	fired, _ := storedAt(t, nc)
+	return fired
+}
+
+// storedAt is onStream with the times at which they were stored.
+func storedAt(t *testing.T, nc *nats.Conn) ([]client.Fired, []time.Time) {
+	t.Helper()
 	js, err := jetstream.New(nc)
 	require.NoError(t, err)
 	stream, err := js.Stream(t.Context(), "TIMERS")
 	require.NoError(t, err)
 	info, err := stream.Info(t.Context())
 	require.NoError(t, err)
-	out := make([]client.Fired, 0, info.State.Msgs)
+	out, at := make([]client.Fired, 0, info.State.Msgs), make([]time.Time, 0, info.State.Msgs)
 	cons, err := stream.OrderedConsumer(t.Context(), jetstream.OrderedConsumerConfig{})
 	require.NoError(t, err)
 	for len(out) < int(info.State.Msgs) {
@@ -203,11 +210,13 @@ func onStream(t *testing.T, nc *nats.Conn) []client.Fired {
 		for m := range batch.Messages() {
 			f, err := client.ParseFired(m.Headers(), m.Data())
 			require.NoError(t, err)
-			out = append(out, f)
+			meta, err := m.Metadata()
+			require.NoError(t, err)
+			out, at = append(out, f), append(at, meta.Timestamp)
 		}
 		require.NoError(t, batch.Error())
 	}
-	return out
+	return out, at
 }
 
 // storm has requesters set timers over random delays, and replace and cancel a
@@ -277,15 +286,22 @@ func one(ctx context.Context, c *client.Client, l *ledger, random *rand.Rand, i 
 	return nil
 }
 
+// records are the keys of the database, sorted, without those about the
+// instances themselves, which come and go with them.
+func records(t *testing.T, rdb *redis.Client) []string {
+	t.Helper()
+	keys, err := rdb.Keys(t.Context(), "*").Result()
+	require.NoError(t, err)
+	keys = slices.DeleteFunc(keys, func(k string) bool { return strings.Contains(k, ":{crew}:") })
+	slices.Sort(keys)
+	return keys
+}
+
 // nothingLeft waits until only the bookkeeping keys are there.
 func nothingLeft(t *testing.T, rdb *redis.Client) {
 	t.Helper()
-	var keys []string
 	timerstest.Eventually(t, 10*time.Second, "only bookkeeping keys are left", func() bool {
-		var err error
-		keys, err = rdb.Keys(t.Context(), "*").Result()
-		require.NoError(t, err)
-		for _, k := range keys {
+		for _, k := range records(t, rdb) {
 			if k != "timers:meta" && k != "timers:{0}:rev" {
 				return false
 			}

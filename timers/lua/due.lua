@@ -2,8 +2,7 @@
 -- the grace, so that Redis expires them now and their events leave.
 --
 -- KEYS  due
--- ARGV  trigger prefix, grace (ms), most to touch, how many of the overdue to pass over,
---       most of them to name
+-- ARGV  trigger prefix, grace (ms), most to touch, most of the overdue to name
 -- Gives {now (us), next score in the future (ms) or -1, triggers still there,
 --        touched, oldest score touched (ms) or -1, then the members overdue by
 --        more than the grace, oldest first}
@@ -23,7 +22,7 @@ elseif tonumber(head[2]) > now then
 end
 
 local edge = int(now - tonumber(ARGV[2]))
-local overdue = redis.call('ZRANGEBYSCORE', KEYS[1], '-inf', edge, 'LIMIT', ARGV[4], ARGV[5])
+local overdue = redis.call('ZRANGEBYSCORE', KEYS[1], '-inf', edge, 'LIMIT', 0, ARGV[4])
 local fresh = redis.call('ZRANGEBYSCORE', KEYS[1], '(' .. edge, int(now), 'WITHSCORES', 'LIMIT', 0, ARGV[3])
 local following = redis.call('ZRANGEBYSCORE', KEYS[1], '(' .. int(now), '+inf', 'WITHSCORES', 'LIMIT', 0, 1)
 

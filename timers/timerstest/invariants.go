@@ -57,6 +57,7 @@ func violations(ctx context.Context, rdb redis.UniversalClient, prefix string) (
 		tag, partition := strings.CutPrefix(key, prefix+":{")
 		switch end := strings.Index(tag, "}:"); {
 		case key == prefix+":meta":
+		case strings.HasPrefix(key, prefix+":{crew}:"): // about instances, not timers
 		case partition && end > 0:
 			bases = append(bases, prefix+":{"+tag[:end]+"}:")
 		default:

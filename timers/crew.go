@@ -1,0 +1,333 @@
+package timers
+
+import (
+	"context"
+	"log/slog"
+	"math"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/cespare/xxhash/v2"
+)
+
+// CrewConfig is what a [Crew] works with.
+type CrewConfig struct {
+	Instance string // of this process; random
+	DB       int    // the database of the keys
+
+	// Fires says whether this instance can deliver now; it must not block.
+	Fires func() bool
+	// Rescued is told when claims of a dead instance were given back. It must
+	// not block.
+	Rescued func()
+	// Noticed is told of a timer that another instance has set and that may be
+	// the next one due. It must not block.
+	Noticed func(partition int, due time.Time)
+
+	Logger *slog.Logger
+}
+
+// Crew is the instances that share the work on one set of keys (ADR 25). They
+// sign a list a few times in their short life, and see who else does:
+//
+//   - each takes its share of the events and of what is overdue, so that they do
+//     not all claim the same;
+//   - each partition has one that nudges, and others that stand by;
+//   - what an instance had claimed that signs no more is given back at once.
+//
+// All of this is a matter of speed. The claim script decides, so instances that
+// see different lists do no harm, and what falls between them is found by the
+// reconciler.
+type Crew struct {
+	store *Store
+	cfg   CrewConfig
+	kick  chan struct{} // one slot: sign now
+	view  atomic.Pointer[crewView]
+
+	leaving atomic.Bool
+	earlier []atomic.Int64 // per partition: due time that the others are to be told of
+	tell    chan struct{}  // one slot
+
+	stats CrewStats
+}
+
+// crewView is a list of the instances as one of them has seen it.
+type crewView struct {
+	size  int // those that fire
+	place int // of this one among them; -1 when it does not fire
+}
+
+// CrewStats are totals since the start; read them with Load.
+type CrewStats struct {
+	Deaths  atomic.Int64 // instances whose end this one has noticed
+	Rescued atomic.Int64 // claims of theirs that this one gave back
+	Told    atomic.Int64 // notices sent
+}
+
+const (
+	// crewLife is how long an instance counts as alive after a sign. A death is
+	// noticed within it; a Redis or a process that stops for longer makes the
+	// living look dead, which costs copies that the stream drops.
+	crewLife = 2 * time.Second
+	// crewBeat leaves room for a lost sign and its repetition.
+	crewBeat = 700 * time.Millisecond
+	// crewAnswer is how long a sign may take before it is tried again.
+	crewAnswer = 500 * time.Millisecond
+	// tellPause is the least time between notices of one instance.
+	tellPause = time.Millisecond
+)
+
+// NewCrew joins nothing before [Crew.Run].
+func NewCrew(store *Store, cfg CrewConfig) *Crew {
+	if cfg.Logger == nil {
+		cfg.Logger = slog.New(slog.DiscardHandler)
+	}
+	c := &Crew{store: store, cfg: cfg, kick: make(chan struct{}, 1), tell: make(chan struct{}, 1),
+		earlier: make([]atomic.Int64, store.keys.Partitions())}
+	for i := range c.earlier {
+		c.earlier[i].Store(math.MaxInt64)
+	}
+	return c
+}
+
+// Size is how many instances fire timers, as far as this one knows.
+func (c *Crew) Size() int {
+	if v := c.view.Load(); v != nil {
+		return v.size
+	}
+	return 0
+}
+
+// Stats are the totals so far.
+func (c *Crew) Stats() *CrewStats { return &c.stats }
+
+// Mine says whether a timer is in this instance's share. Where nobody is known
+// to fire, everything is.
+func (c *Crew) Mine(r Ref) bool {
+	v := c.view.Load()
+	if v == nil || v.size == 0 || v.size == 1 && v.place == 0 {
+		return true
+	}
+	// Other bits than those that chose the partition.
+	return int((xxhash.Sum64String(r.Member())>>32)%uint64(v.size)) == v.place
+}
+
+// Leads says whether this instance is the one that nudges partition p.
+func (c *Crew) Leads(p int) bool {
+	v := c.view.Load()
+	return v == nil || v.size == 0 || p%v.size == v.place
+}
+
+// Tell tells the one that nudges partition p of a timer that may be the next one due there.
+// It does not block; notices that come faster than one a millisecond are put
+// together, and any may be lost.
+func (c *Crew) Tell(p int, due time.Time) {
+	if c.Leads(p) {
+		return
+	}
+	ms := due.UnixMilli()
+	for {
+		was := c.earlier[p].Load()
+		if was <= ms {
+			return // its turn comes
+		}
+		if c.earlier[p].CompareAndSwap(was, ms) {
+			break
+		}
+	}
+	select {
+	case c.tell <- struct{}{}:
+	default:
+	}
+}
+
+// Hear takes the name of an expired key, or what looks like one, and says
+// whether it was for the crew. It does not block.
+func (c *Crew) Hear(key string) bool {
+	if n, ok := c.store.keys.ParseNotice(key); ok {
+		switch {
+		case n.Instance == c.cfg.Instance:
+		case n.Due == 0:
+			c.again()
+		default:
+			c.cfg.Noticed(n.Partition, time.UnixMilli(n.Due))
+		}
+		return true
+	}
+	if _, ok := c.store.keys.ParseAlive(key); ok {
+		c.again()
+		return true
+	}
+	return false
+}
+
+// Retire tells the others that this instance takes no share any more. It goes
+// on to sign that it lives until [Crew.Run] ends. It does not block.
+func (c *Crew) Retire() {
+	c.leaving.Store(true)
+	c.again()
+}
+
+func (c *Crew) again() {
+	select {
+	case c.kick <- struct{}{}:
+	default:
+	}
+}
+
+// Run signs until ctx ends and returns nil then. [Crew.Leave] comes after it.
+func (c *Crew) Run(ctx context.Context) error {
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	wg.Go(func() { c.tellOthers(ctx) })
+
+	var (
+		signed  time.Time // when the last sign was sent that Redis took
+		watched time.Time // since when nobody can have signed unseen
+		failing bool
+		fires   bool
+		rescues = make(chan string) // instances that nothing is left of, or whose rescue failed
+		under   = map[string]bool{} // rescues under way
+	)
+	timer := time.NewTimer(0)
+	defer timer.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case id := <-rescues:
+			delete(under, id)
+			continue
+		case <-timer.C:
+		case <-c.kick:
+		}
+		before := fires
+		fires = c.cfg.Fires() && !c.leaving.Load()
+		sent := time.Now()
+		within, cancel := context.WithTimeout(ctx, crewAnswer)
+		if signed.IsZero() {
+			// Of a Redis that has been up for long, all signs are there to see.
+			watched = sent.Add(-min(crewLife, c.store.Uptime(within)))
+		}
+		mates, held, err := c.store.Sign(within, c.cfg.Instance, crewLife, fires)
+		cancel()
+		if ctx.Err() != nil {
+			return nil
+		}
+		if err != nil {
+			if !failing {
+				c.cfg.Logger.Debug("cannot sign that this instance lives", "error", err)
+			}
+			failing = true
+			timer.Reset(crewBeat / 4)
+			continue
+		}
+		failing = false
+		if !signed.IsZero() && !held {
+			// Our own sign was lost or late, so theirs may have been too.
+			watched = sent
+		}
+		if signed.IsZero() || fires != before {
+			// They have to share anew.
+			if err := c.store.Tell(ctx, c.cfg.DB, Notice{Instance: c.cfg.Instance}); err != nil {
+				c.cfg.Logger.Debug("a notice could not be sent", "error", err)
+			}
+		}
+		signed = sent
+		wait := crewBeat
+		firing := []string{}
+		if fires {
+			firing = append(firing, c.cfg.Instance)
+		}
+		for _, m := range mates {
+			switch unseen := crewLife - sent.Sub(watched); {
+			case m.Life >= 0 && !m.Gone:
+				wait = min(wait, m.Life+time.Millisecond)
+				if m.Fires {
+					firing = append(firing, m.Instance)
+				}
+			case unseen > 0 && !m.Gone:
+				wait = min(wait, unseen)
+			case !under[m.Instance]:
+				under[m.Instance] = true
+				wg.Go(func() {
+					c.rescue(ctx, m.Instance)
+					select {
+					case rescues <- m.Instance:
+					case <-ctx.Done():
+					}
+				})
+			}
+		}
+		slices.Sort(firing)
+		v := crewView{size: len(firing), place: slices.Index(firing, c.cfg.Instance)}
+		if was := c.view.Swap(&v); was != nil && was.size != v.size {
+			c.cfg.Logger.Debug("the crew has changed", "firing", v.size)
+		}
+		timer.Reset(wait)
+	}
+}
+
+// rescue gives back what a dead instance had claimed, and strikes it off.
+func (c *Crew) rescue(ctx context.Context, instance string) {
+	total := 0
+	for p := range c.store.keys.Partitions() {
+		n, err := c.store.Rescue(ctx, p, instance)
+		total += n
+		if err != nil {
+			c.cfg.Logger.Debug("could not give back the claims of a dead instance, trying again", "died", instance, "error", err)
+			return
+		}
+	}
+	c.stats.Deaths.Add(1)
+	c.stats.Rescued.Add(int64(total))
+	if total > 0 {
+		c.cfg.Logger.Warn("another instance died; what it had claimed was given back", "died", instance, "claims", total)
+		c.cfg.Rescued()
+	}
+	if err := c.store.Forget(ctx, instance); err != nil {
+		c.cfg.Logger.Debug("could not strike off a dead instance, trying again", "died", instance, "error", err)
+	}
+}
+
+// tellOthers sends the notices.
+func (c *Crew) tellOthers(ctx context.Context) {
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-c.tell:
+		}
+		pause := tellPause
+		for p := range c.earlier {
+			due := c.earlier[p].Swap(math.MaxInt64)
+			if due == math.MaxInt64 {
+				continue
+			}
+			if err := c.store.Tell(ctx, c.cfg.DB, Notice{Instance: c.cfg.Instance, Partition: p, Due: due}); err != nil {
+				// It may be for want of a right. Those that stand by find the timer.
+				c.cfg.Logger.Debug("a notice could not be sent", "error", err)
+				pause = time.Second
+				break
+			}
+			c.stats.Told.Add(1)
+		}
+		if sleep(ctx, pause) != nil {
+			return
+		}
+	}
+}
+
+// Leave strikes this instance off after [Crew.Run]. With claims left, the
+// others are left to find it dead, and to give them back.
+func (c *Crew) Leave(ctx context.Context, claims bool) {
+	if err := c.store.Leave(ctx, c.cfg.Instance, claims); err != nil {
+		c.cfg.Logger.Debug("could not leave the crew; the others will notice", "error", err)
+		return
+	}
+	if err := c.store.Tell(ctx, c.cfg.DB, Notice{Instance: c.cfg.Instance}); err != nil {
+		c.cfg.Logger.Debug("a notice could not be sent", "error", err)
+	}
+}
