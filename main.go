@@ -103,6 +103,7 @@ type config struct {
 	StreamMaxBytes int64         `envconfig:"STREAM_MAX_BYTES" desc:"its size in bytes; unlimited, with the embedded server 4294967296"`
 	StreamDups     time.Duration `envconfig:"STREAM_DUPLICATES" default:"2m" desc:"its duplicate window"`
 	Partitions     int           `envconfig:"PARTITIONS" default:"1" desc:"partitions of the keys; fixed once there are data"`
+	MinReplicas    int           `envconfig:"MIN_REPLICAS" desc:"replicas of Redis that must have a set or cancel before it is answered OK, 0 to 10"`
 	Lease          time.Duration `envconfig:"LEASE" default:"30s" desc:"how long a claim holds; at least 1s"`
 	Grace          time.Duration `envconfig:"GRACE" default:"200ms" desc:"how late the reconciler claims by itself; 10ms to 10s"`
 	RetryMin       time.Duration `envconfig:"RETRY_MIN" default:"100ms" desc:"first back-off of a fire"`
@@ -176,6 +177,9 @@ func (c *config) check() error {
 	}
 	if c.Partitions < 1 || c.Partitions > timers.MaxPartitions {
 		errs = append(errs, fmt.Errorf("LAPSE_PARTITIONS=%d: want 1 to %d", c.Partitions, timers.MaxPartitions))
+	}
+	if c.MinReplicas < 0 || c.MinReplicas > 10 {
+		errs = append(errs, fmt.Errorf("LAPSE_MIN_REPLICAS=%d: want 0 to 10", c.MinReplicas))
 	}
 	if c.StreamReplicas < 1 || c.StreamReplicas > 5 {
 		errs = append(errs, fmt.Errorf("LAPSE_STREAM_REPLICAS=%d: want 1 to 5", c.StreamReplicas))
@@ -360,6 +364,7 @@ func runService(ctx context.Context, cfg config, logger *slog.Logger, out io.Wri
 		return err
 	}
 	in.store = timers.NewStore(in.rdb, keys)
+	in.store.AwaitReplicas(cfg.MinReplicas, cfg.RequestTimeout/2)
 	var server timers.Server
 	if err := lifecycle.Await(ctx, logger, "Redis", func(ctx context.Context) (bool, error) {
 		var err error
@@ -576,6 +581,8 @@ func (in *instance) health(ctx context.Context) wire.HealthReply {
 		part("redis", wire.HealthDown, why)
 	case why != "":
 		part("redis", wire.HealthDegraded, why)
+	case server.Replicas < in.cfg.MinReplicas:
+		part("redis", wire.HealthDegraded, fmt.Sprintf("Redis has %d replicas and LAPSE_MIN_REPLICAS wants %d: sets and cancels are carried out and answered 504; connect replicas, or lower it", server.Replicas, in.cfg.MinReplicas))
 	default:
 		part("redis", wire.HealthOK, "")
 	}

@@ -25,6 +25,10 @@ var (
 	ErrOutOfMemory = errors.New("Redis is at maxmemory; nothing was stored")
 )
 
+// ErrReplicas is a write that Redis has carried out and that too few of its
+// replicas have confirmed: a failover may lose it. It matches ErrUnconfirmed too.
+var ErrReplicas = fmt.Errorf("%w: too few replicas have it", ErrUnconfirmed)
+
 // ErrRedisAuth is a refusal that waiting does not mend: a wrong or missing
 // password, or a user without the rights.
 var ErrRedisAuth = errors.New("Redis refuses the user")
@@ -91,8 +95,8 @@ var notRun = []string{
 
 // writeError sorts the error of a write into one of the three above.
 func writeError(err error) error {
-	if err == nil {
-		return nil
+	if err == nil || errors.Is(err, ErrUnconfirmed) {
+		return err
 	}
 	var dial dialError
 	var reply redis.Error
@@ -154,6 +158,7 @@ type Server struct {
 	Used     int64  // used_memory in bytes
 	AOFError bool   // the last write of the AOF failed: Redis refuses writes
 	RDBError bool   // the last background save failed: Redis may refuse writes
+	Replicas int    // connected to it
 }
 
 // Inspect asks the server what it is (https://redis.io/docs/latest/commands/info/).
@@ -188,6 +193,8 @@ func Inspect(ctx context.Context, rdb redis.UniversalClient) (Server, error) {
 			s.Used, _ = strconv.ParseInt(v, 10, 64)
 		case "aof_last_write_status":
 			s.AOFError = v == "err"
+		case "connected_slaves":
+			s.Replicas, _ = strconv.Atoi(v)
 		case "rdb_last_bgsave_status":
 			s.RDBError = v == "err"
 		}

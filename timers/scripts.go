@@ -3,6 +3,7 @@ package timers
 import (
 	"context"
 	_ "embed"
+	"fmt"
 
 	"github.com/redis/go-redis/v9"
 )
@@ -53,6 +54,38 @@ func (s *Store) run(ctx context.Context, script *redis.Script, keys []string, ar
 	cmd := script.EvalSha(ctx, s.rdb, keys, args...)
 	if err := cmd.Err(); err != nil && replyIs(err, "NOSCRIPT") {
 		cmd = script.Eval(ctx, s.rdb, keys, args...)
+	}
+	return cmd
+}
+
+// runKept is run, followed on the same connection by WAIT where replicas are
+// asked for (https://redis.io/docs/latest/commands/wait/): it counts those that
+// have what this connection has written.
+func (s *Store) runKept(ctx context.Context, script *redis.Script, keys []string, args []any) *redis.Cmd {
+	if s.replicas == 0 {
+		return s.run(ctx, script, keys, args)
+	}
+	var cmd, wait *redis.Cmd
+	send := func(run func(context.Context, redis.Scripter, []string, ...any) *redis.Cmd) {
+		pipe := s.rdb.Pipeline()
+		cmd = run(ctx, pipe, keys, args...)
+		wait = pipe.Do(ctx, "WAIT", s.replicas, s.within.Milliseconds())
+		if _, err := pipe.Exec(ctx); err != nil && cmd.Err() == nil && wait.Err() == nil {
+			cmd.SetErr(err)
+		}
+	}
+	send(script.EvalSha)
+	if err := cmd.Err(); err != nil && replyIs(err, "NOSCRIPT") {
+		send(script.Eval)
+	}
+	if cmd.Err() != nil {
+		return cmd
+	}
+	switch have, err := wait.Int(); {
+	case err != nil:
+		cmd.SetErr(fmt.Errorf("%w (WAIT: %w)", ErrReplicas, err))
+	case have < s.replicas:
+		cmd.SetErr(fmt.Errorf("%w: %d of %d have it after %s", ErrReplicas, have, s.replicas, s.within))
 	}
 	return cmd
 }

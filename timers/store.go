@@ -30,6 +30,9 @@ type Store struct {
 	rdb  redis.UniversalClient
 	keys *Keys
 	id   string // of the deployment; set by Open
+
+	replicas int           // how many must have a change before it is answered
+	within   time.Duration // how long they may take
 }
 
 // NewStore keeps timers in rdb under keys. The client must come from
@@ -38,6 +41,12 @@ type Store struct {
 func NewStore(rdb redis.UniversalClient, keys *Keys) *Store {
 	return &Store{rdb: rdb, keys: keys}
 }
+
+// AwaitReplicas makes [Store.Set] and [Store.Cancel] wait until at least n
+// replicas have the change, for the given time at most, in whole milliseconds.
+// Without enough of them they give [ErrReplicas]. It must come before they are
+// used; 0 is the default.
+func (s *Store) AwaitReplicas(n int, within time.Duration) { s.replicas, s.within = n, within }
 
 // Keys is how the store spells its keys.
 func (s *Store) Keys() *Keys { return s.keys }
@@ -142,7 +151,7 @@ func (s *Store) Set(ctx context.Context, p int, items []SetItem) ([]SetResult, e
 		}
 		args = append(args, member, kind, n, it.Payload, it.Headers, it.Schedule)
 	}
-	out, err := s.run(ctx, scriptSet, keys, args).Slice()
+	out, err := s.runKept(ctx, scriptSet, keys, args).Slice()
 	if err != nil {
 		return nil, writeError(err)
 	}
@@ -187,7 +196,7 @@ func (s *Store) Cancel(ctx context.Context, p int, refs []Ref) ([]CancelResult, 
 	for _, r := range refs {
 		args = append(args, r.Member())
 	}
-	out, err := s.run(ctx, scriptCancel, keys, args).Slice()
+	out, err := s.runKept(ctx, scriptCancel, keys, args).Slice()
 	if err != nil {
 		return nil, 0, writeError(err)
 	}

@@ -49,6 +49,8 @@ func (s *Service) storeError(verb string, err error) *wire.Error {
 			return wire.Errorf(wire.Unavailable, "Redis cannot be read now; try again later")
 		}
 		return wire.Errorf(wire.Unavailable, "Redis cannot be written to now; nothing was stored, try again later")
+	case errors.Is(err, timers.ErrReplicas):
+		return wire.Errorf(wire.Unconfirmed, "it was carried out, but too few replicas of Redis have confirmed it (LAPSE_MIN_REPLICAS): a failover may lose it; get it, or %s it again with the same id", verb)
 	case errors.Is(err, timers.ErrUnconfirmed):
 		if verb == "cancel" {
 			return wire.Errorf(wire.Unconfirmed, "the reply of Redis was lost: it may have been cancelled; get it, or cancel it again")
@@ -107,6 +109,9 @@ func (s *Service) runSets(ctx context.Context, batch []setRequest) {
 		results, err := s.cfg.Store.Set(ctx, p, items)
 		cancel()
 		if err != nil {
+			if errors.Is(err, timers.ErrUnconfirmed) {
+				s.cfg.Scheduled(p, time.Time{}) // something may be due
+			}
 			e := s.storeError("set", err)
 			for _, r := range part {
 				s.fail(r.request, e)

@@ -1,0 +1,66 @@
+package timers_test
+
+import (
+	"net"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/require"
+
+	"github.com/lapse-timers/lapse/timers"
+	"github.com/lapse-timers/lapse/timers/timerstest"
+)
+
+func onRedis(t *testing.T, server *timerstest.RedisServer) *rig {
+	opt, err := timers.ParseRedisURL(server.URL())
+	require.NoError(t, err)
+	rdb := redis.NewClient(opt)
+	t.Cleanup(func() { rdb.Close() })
+	keys, err := timers.NewKeys(prefix, 1)
+	require.NoError(t, err)
+	store := timers.NewStore(rdb, keys)
+	require.NoError(t, store.Open(t.Context()))
+	return &rig{t, server, rdb, store, keys}
+}
+
+// What was answered OK with replicas asked for is still there after a failover,
+// and where no replica has it, the answer is not OK.
+func TestSetAwaitsReplicas(t *testing.T) {
+	master := timerstest.RedisTCP(t)
+	r := onRedis(t, master)
+	r.store.AwaitReplicas(1, 200*time.Millisecond)
+	set := func(id string) error {
+		_, err := r.store.Set(t.Context(), 0, []timers.SetItem{{Ref: ref(id), In: time.Hour, Schedule: "@in 1h", Payload: []byte("x")}})
+		return err
+	}
+	err := set("alone")
+	require.ErrorIs(t, err, timers.ErrReplicas)
+	require.ErrorIs(t, err, timers.ErrUnconfirmed)
+	require.ErrorContains(t, err, "0 of 1")
+	require.NotNil(t, r.get("alone"), "it is there all the same")
+	_, _, err = r.store.Cancel(t.Context(), 0, refs("alone"))
+	require.ErrorIs(t, err, timers.ErrReplicas)
+	require.Nil(t, r.get("alone"))
+
+	host, port, err := net.SplitHostPort(master.Addr())
+	require.NoError(t, err)
+	replica := timerstest.RedisTCP(t, "--replicaof", host+" "+port)
+	timerstest.Eventually(t, 20*time.Second, "the replica has caught up", func() bool {
+		return r.rdb.Do(t.Context(), "WAIT", 1, 100).Val() == int64(1)
+	})
+	require.NoError(t, r.rdb.ScriptFlush(t.Context()).Err()) // its text goes the same way
+	require.NoError(t, set("kept"))
+	s, err := timers.Inspect(t.Context(), r.rdb)
+	require.NoError(t, err)
+	require.Equal(t, 1, s.Replicas)
+
+	replica.Pause() // it is connected, and takes nothing
+	require.ErrorIs(t, set("doubtful"), timers.ErrReplicas)
+	master.Kill()
+	replica.Resume()
+	require.NoError(t, replica.Client().ReplicaOf(t.Context(), "NO", "ONE").Err())
+	after := onRedis(t, replica)
+	require.Equal(t, "x", string(after.get("kept").Payload))
+	require.Nil(t, after.get("alone"))
+}
