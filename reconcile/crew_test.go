@@ -105,3 +105,19 @@ func TestOverdueIsShared(t *testing.T) {
 		require.Equal(t, 6000, claims, "nothing is claimed twice, nothing is left")
 	})
 }
+
+// The patrol walks through all partitions, and what it mends is looked at.
+func TestPatrol(t *testing.T) {
+	bubble(t, func(t *testing.T, r *rig) {
+		r.partitions, r.long, r.mend = 2, true, 3
+		r.run()
+		r.until(patrolEvery)
+		require.EqualValues(t, 3, r.loop.Stats().Mended.Load())
+		require.NotEmpty(t, r.since(patrolEvery))
+		r.until(5 * patrolEvery)
+		require.Equal(t, []patrol{{0, "0"}, {0, "7"}, {1, "0"}, {1, "7"}, {0, "0"}}, r.patrols)
+		r.standsBy.Store(true)
+		r.until(10 * patrolEvery)
+		require.Len(t, r.patrols, 5, "another does it")
+	})
+}

@@ -48,6 +48,14 @@ type fakeStore struct {
 	hang      bool          // it does not answer at all
 	unheard   bool          // events are lost
 	discards  time.Duration // how long a discard takes in addition
+	patrols   []patrol
+	mend      int  // what the next patrol mends
+	long      bool // a partition takes two steps
+}
+
+type patrol struct {
+	p      int
+	cursor string
 }
 
 type entry struct {
@@ -193,6 +201,18 @@ func (f *fakeStore) Discard(_ context.Context, _ int, members []string) error {
 	}
 	f.discarded = append(f.discarded, members...)
 	return nil
+}
+
+func (f *fakeStore) Patrol(_ context.Context, p int, cursor string, _ int) (string, int, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.patrols = append(f.patrols, patrol{p, cursor})
+	n := f.mend
+	f.mend = 0
+	if cursor == "0" && f.long {
+		return "7", n, f.err
+	}
+	return "0", n, f.err
 }
 
 // rig is a loop on a fake store. What it calls is recorded.

@@ -33,6 +33,7 @@ import (
 type Store interface {
 	Due(ctx context.Context, p int, grace time.Duration, touch, overdue int) (timers.DueScan, error)
 	Discard(ctx context.Context, p int, members []string) error
+	Patrol(ctx context.Context, p int, cursor string, n int) (next string, mended int, err error)
 }
 
 // Config tunes a [Loop].
@@ -86,6 +87,10 @@ const (
 	// fruitless is the pause after a sweep that claimed nothing: others are at
 	// it, or nothing can be done, and looking at once would be a spin.
 	fruitless = 10 * time.Millisecond
+	// patrolEvery and patrolKeys are the pace of the search for records that no
+	// set names: a hundredth of a percent of Redis's time.
+	patrolEvery = 3 * time.Second
+	patrolKeys  = 500
 	// standBy is the part of the grace that who stands by leaves to who nudges.
 	standBy = 2
 )
@@ -104,6 +109,7 @@ type Stats struct {
 	Recovered atomic.Int64 // timers claimed for want of an event
 	Failures  atomic.Int64 // passes that Redis did not answer
 	Discarded atomic.Int64 // members that were no timer's name
+	Mended    atomic.Int64 // records that the backup set did not know of, put back or removed
 }
 
 // part is one partition. plan is written by its nudging goroutine and read by
@@ -188,6 +194,7 @@ func (l *Loop) Run(ctx context.Context) error {
 		wg.Go(func() { l.nudge(ctx, p) })
 		wg.Go(func() { l.sweep(ctx, p) })
 	}
+	wg.Go(func() { l.patrol(ctx) })
 	wg.Wait()
 	return nil
 }
@@ -370,6 +377,37 @@ func (l *Loop) sweep(ctx context.Context, p *part) {
 			}
 			p.busy.Store(false)
 			signal(p.more)
+		}
+	}
+}
+
+// patrol walks slowly through all keys, one partition after the other, for
+// records that no set names any more. One instance does it.
+func (l *Loop) patrol(ctx context.Context) {
+	tick := time.NewTicker(patrolEvery)
+	defer tick.Stop()
+	p, cursor := 0, "0"
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+		}
+		if !l.cfg.Leads(p) {
+			p, cursor = (p+1)%len(l.parts), "0"
+			continue
+		}
+		next, mended, err := l.cfg.Store.Patrol(ctx, p, cursor, patrolKeys)
+		if err != nil {
+			continue // the looks say that Redis is in trouble
+		}
+		if cursor = next; mended > 0 {
+			l.stats.Mended.Add(int64(mended))
+			l.cfg.Logger.Warn("mended records that the backup set did not know of", "partition", p, "count", mended)
+			signal(l.parts[p].wake)
+		}
+		if cursor == "0" {
+			p = (p + 1) % len(l.parts)
 		}
 	}
 }

@@ -150,11 +150,12 @@ func TestIdleLoopCostsRedisLittle(t *testing.T) {
 	}
 	t.Logf("in %d s: %v", seconds, done)
 	sent := done["evalsha"] + done["eval"]
-	require.LessOrEqual(t, sent, int64(4*seconds))
+	require.LessOrEqual(t, sent, int64(2*seconds))
 	require.GreaterOrEqual(t, sent, int64(seconds-1), "it does look")
-	// Redis counts what a script runs as well: the time and the head of the set.
+	// Redis counts what a script runs as well: the time and the head of the set,
+	// and a stretch of the keyspace now and then.
 	for name, n := range done {
-		require.Contains(t, []string{"evalsha", "time", "zrange"}, name)
+		require.Contains(t, []string{"evalsha", "eval", "time", "zrange", "scan", "zmscore"}, name)
 		require.LessOrEqual(t, n, sent, name)
 	}
 }

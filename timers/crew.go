@@ -72,9 +72,10 @@ const (
 	// living look dead, which costs copies that the stream drops.
 	crewLife = 2 * time.Second
 	// crewBeat leaves room for a lost sign and its repetition.
-	crewBeat = 700 * time.Millisecond
+	crewBeat = 900 * time.Millisecond
 	// crewAnswer is how long a sign may take before it is tried again.
 	crewAnswer = 500 * time.Millisecond
+	crewRepeat = 150 * time.Millisecond
 	// tellPause is the least time between notices of one instance.
 	tellPause = time.Millisecond
 )
@@ -221,7 +222,7 @@ func (c *Crew) Run(ctx context.Context) error {
 				c.cfg.Logger.Debug("cannot sign that this instance lives", "error", err)
 			}
 			failing = true
-			timer.Reset(crewBeat / 4)
+			timer.Reset(crewRepeat)
 			continue
 		}
 		failing = false

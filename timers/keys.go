@@ -25,7 +25,7 @@ const slots = 16384
 //	<prefix>:{p}:rev             last revision given out
 //	<prefix>:{p}:probe:<random>  asks at the start what the Redis user may do; gone at once
 //	<prefix>:meta                data version, partition count, deployment id
-//	<prefix>:{crew}:members      instances, score = their last sign of life, ms
+//	<prefix>:{crew}:members      instances; scores are 0
 //	<prefix>:{crew}:alive:<id>   of one instance; its expiry is the event of its death
 //
 // Beside keys, a notice of an instance to the others is spelled here, which goes

@@ -30,6 +30,8 @@ var (
 	luaStatus string
 	//go:embed lua/probe.lua
 	luaProbe string
+	//go:embed lua/patrol.lua
+	luaPatrol string
 	//go:embed lua/crew.lua
 	luaCrew string
 	//go:embed lua/rescue.lua
@@ -43,7 +45,8 @@ var (
 	scriptDue     = redis.NewScript(luaPrelude + luaDue)
 	scriptList    = redis.NewScript(luaPrelude + luaList)
 	scriptStatus  = redis.NewScript(luaPrelude + luaStatus)
-	scriptCrew    = redis.NewScript(luaPrelude + luaCrew)
+	scriptPatrol  = redis.NewScript(luaPatrol)
+	scriptCrew    = redis.NewScript(luaCrew)
 	scriptRescue  = redis.NewScript(luaPrelude + luaRescue)
 	scriptProbe   = redis.NewScript(luaPrelude + luaProbe)
 )

@@ -413,6 +413,21 @@ func (s *Store) Discard(ctx context.Context, p int, members []string) error {
 	return s.rdb.ZRem(ctx, s.keys.Due(p), list...).Err()
 }
 
+// Patrol looks at about n keys of Redis, from the cursor on ("0" is the
+// beginning), for records of partition p that the backup set does not know of.
+// It gives where to go on, "0" at the end, and how many it mended or removed.
+// The cost of a step does not depend on how many keys there are.
+func (s *Store) Patrol(ctx context.Context, p int, cursor string, n int) (next string, mended int, err error) {
+	out, err := s.run(ctx, scriptPatrol, []string{s.keys.Due(p)}, []any{s.keys.in(p, ""), cursor, n}).Slice()
+	if err != nil {
+		return cursor, 0, writeError(err)
+	}
+	if len(out) != 2 {
+		return "0", 0, fmt.Errorf("patrol answered %d values", len(out))
+	}
+	return text(out[0]), int(integer(out[1])), nil
+}
+
 // Counts is what waits in all partitions.
 type Counts struct {
 	Now     time.Time // Redis's clock

@@ -240,3 +240,37 @@ func TestScriptsSurviveFlush(t *testing.T) {
 	_, err = r.store.Count(t.Context())
 	require.NoError(t, err)
 }
+
+// Records that the backup set does not know of are met by no claim. Two steps
+// of the patrol are more than a small keyspace has.
+func TestPatrolFindsWhatNothingNames(t *testing.T) {
+	r := newRig(t)
+	r.set("kept", time.Hour, "x")
+	r.set("whole", time.Hour, "x")
+	r.set("claimed", 0, "x")
+	r.past(r.set("torn", 0, "x").Due)
+	require.Len(t, r.claim("t", time.Hour, "claimed").Claims, 1)
+	ctx := t.Context()
+	r.rdb.ZRem(ctx, r.keys.Due(0), "orders:whole", "orders:claimed", "orders:torn")
+	r.rdb.HDel(ctx, r.keys.Shadow(ref("torn")), "d")
+	r.rdb.Set(ctx, r.keys.Shadow(ref("text")), "x", 0)
+	r.rdb.Set(ctx, r.keys.Trigger(ref("immortal")), "", 0)
+	r.rdb.Set(ctx, r.keys.Trigger(ref("mortal")), "", time.Hour)
+	mended, cursor := 0, "0"
+	for range 2 {
+		next, n, err := r.store.Patrol(ctx, 0, cursor, 500)
+		require.NoError(t, err)
+		mended, cursor = mended+n, next
+	}
+	require.Equal(t, "0", cursor)
+	require.Equal(t, 5, mended)
+	require.NotNil(t, r.get("whole"))
+	require.NotNil(t, r.get("kept"))
+	again := r.claim("u", time.Hour, "whole", "claimed").Claims
+	require.Len(t, again, 1, "what was claimed comes again, and is unsure")
+	require.True(t, again[0].Unsure)
+	require.EqualValues(t, 1, r.rdb.Exists(ctx, r.keys.Trigger(ref("mortal"))).Val(), "it ends by itself")
+	require.Zero(t, r.rdb.Exists(ctx, r.keys.Trigger(ref("immortal")), r.keys.Shadow(ref("torn")), r.keys.Shadow(ref("text"))).Val())
+	r.rdb.Del(ctx, r.keys.Trigger(ref("mortal")))
+	timerstest.CheckInvariants(t, r.rdb, prefix)
+}

@@ -1,0 +1,48 @@
+-- Looks at a stretch of the keyspace for records that the backup set does not
+-- know of, which nothing else would ever meet.
+--
+-- KEYS  due
+-- ARGV  what the keys of the partition begin with, cursor, how many keys to look at
+-- Gives {next cursor, "0" at the end; records mended or removed}
+--
+-- A shadow that is whole goes back into the backup set, with its due time as
+-- its score; what is not is removed, and so is a trigger of no timer that has no
+-- TTL. Records are named from what the scan finds: they share the slot of the
+-- set. Safe to run at any time: what a script of ours has written fits together.
+
+local base = ARGV[1]
+local page = redis.call('SCAN', ARGV[2], 'MATCH', (string.gsub(base, '[%*%?%[%]\\]', '\\%0')) .. '[ht]:*', 'COUNT', ARGV[3])
+local keys, gone, scores = page[2], {}, {}
+-- COUNT is about how many there are at a time; a table in the middle of its growth
+-- may give more.
+for first = 1, #keys, 1000 do
+  local members = {}
+  for i = first, math.min(first + 999, #keys) do
+    members[#members + 1] = string.sub(keys[i], #base + 3)
+  end
+  local known = redis.call('ZMSCORE', KEYS[1], unpack(members))
+  for i = 1, #members do
+    local key = keys[first + i - 1]
+    if not known[i] and string.sub(key, #base + 1, #base + 1) == 'h' then
+      local v = redis.pcall('HMGET', key, 'd', 'r', 'p')
+      if not v.err and tonumber(v[1] or '') and tonumber(v[2] or '') and v[3] then
+        scores[#scores + 1] = v[1]
+        scores[#scores + 1] = members[i]
+      else
+        gone[#gone + 1] = key
+      end
+    elseif not known[i] and redis.call('PTTL', key) == -1 then
+      gone[#gone + 1] = key
+    end
+  end
+end
+
+-- The first write may not grow, so that it goes through over maxmemory; the key
+-- never exists.
+if #gone + #scores > 0 then
+  redis.call('UNLINK', KEYS[1] .. ':none', unpack(gone, 1, math.min(#gone, 1000)))
+end
+for i = 1, #scores, 1000 do
+  redis.call('ZADD', KEYS[1], unpack(scores, i, math.min(i + 999, #scores)))
+end
+return {page[1], #scores / 2 + math.min(#gone, 1000)}
