@@ -492,7 +492,7 @@ func (in *instance) wire(logger *slog.Logger, keys *timers.Keys, prefix wire.Pre
 	}
 	in.listener = notify.New(notify.Config{
 		Client: in.rdb, Keys: keys, Hint: hint, Other: in.crew.Hear, Gap: func() { loop.Wake() },
-		Configure: cfg.NotifyConfig == "auto", Logger: logger,
+		Instance: in.id, Configure: cfg.NotifyConfig == "auto", Logger: logger,
 	})
 	loop = reconcile.New(reconcile.Config{
 		Store: in.store, Partitions: cfg.Partitions, Grace: cfg.Grace,

@@ -10,14 +10,18 @@
 //	waiting ───────────────────────► confirmed ──────────────────► hearing
 //	   ▲                                 │                            │
 //	   └──── back-off ◄──────────────────┴────────────────────────────┘
-//	                     first error of any kind; gap reported
+//	             first error of any kind, or probes unheard; gap reported
+//
+// After probes that were not heard, and where Redis hides its flags, a session
+// hears only once an event has come: a probe asks for one at once (ADR 27).
 //
 // What fails, and what is done about it:
 //
 //	connection cut, Redis restarted     the next session, after 10 ms to 1 s
 //	silence of a dead network           a ping every 3 s, 2 s for its answer
 //	flags cleared or never set          added when allowed: on connect, every 5 s, at Check
-//	CONFIG refused                      health says so; deaf until an event proves the opposite
+//	CONFIG refused                      a probe on connect tells; health says how it is
+//	a subscription that brings nothing  a probe after 10 s without an event, 2 s for it, twice; the next session
 //	channel refused by an ACL           health names the channel and the ACL rule; tried again
 //	the server became a replica         the session ends, the address is resolved anew
 //

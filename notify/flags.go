@@ -37,6 +37,7 @@ type flags struct {
 	state   flagState
 	missing string // the letters, when state is flagsMissing
 	added   string // the letters that the look itself added
+	because string // why Redis does not tell, when state is flagsUnknown
 	why     string // for people: what is wrong and what mends it; "" when right
 }
 
@@ -122,7 +123,8 @@ func flagsLack(have, because string) flags {
 
 func flagsHidden(because string) flags {
 	return flags{
-		state: flagsUnknown,
+		state:   flagsUnknown,
+		because: because,
 		why: fmt.Sprintf("%s is unknown: %s; see to it that redis.conf, or the provider's parameter of that name, has this line: %s Ex",
 			setting, because, setting),
 	}

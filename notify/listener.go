@@ -2,9 +2,10 @@ package notify
 
 import (
 	"context"
+	"crypto/rand"
 	"errors"
 	"log/slog"
-	"math/rand/v2"
+	mathrand "math/rand/v2"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -37,6 +38,10 @@ type Config struct {
 	// missing. It must not block.
 	Gap func()
 
+	// Instance names this instance in the key of its probe, so that instances
+	// do not touch each other's; "" for a random name.
+	Instance string
+
 	// Configure allows to add missing letters to notify-keyspace-events
 	// (LAPSE_NOTIFY_CONFIG=auto).
 	Configure bool
@@ -51,9 +56,11 @@ type Listener struct {
 	channel string
 	pace    pace
 	log     *slog.Logger
+	probe   string        // key
 	check   chan struct{} // one slot: look now
 
 	events, ignored, gaps, resubscribed, repairs atomic.Int64
+	probes, echoes                               atomic.Int64 // probes sent; events of probes heard, of any instance
 
 	deaf   atomic.Bool // derived from what follows, for cheap reading
 	proven atomic.Bool // an event of ours came since the subscription began; written under mu
@@ -65,7 +72,15 @@ type Listener struct {
 	mu    sync.Mutex
 	up    bool  // subscribed, and the flags were looked at since
 	lost  error // why not up; nil before the first attempt ended
-	flags flags // of the last look; kept over sessions, so that each change is logged once
+	flags flags // of the last look
+	// In doubt: probes were not heard, and no event of ours came since. It
+	// outlives sessions: a new subscription must prove itself.
+	doubt     bool
+	pending   bool  // a probe is about to tell whether events come
+	unwritten error // why the last probe judged nothing, or nil
+
+	telling sync.Mutex // keeps the log in the order of the changes
+	told    condition  // what the log said last
 }
 
 // pace is how long the listener waits for what. Tests shorten it.
@@ -79,6 +94,9 @@ type pace struct {
 	backoffMax time.Duration
 	healthy    time.Duration // a session that lived this long starts the back-off anew
 	loud       time.Duration // between log lines about repaired flags
+	probe      time.Duration // without an event, until one is asked for; 0: never, which only tests want
+	touch      time.Duration // from the write of a probe, which expires after a millisecond, to its touch
+	heard      time.Duration // from the touch to the event
 }
 
 func defaultPace() pace {
@@ -90,6 +108,7 @@ func defaultPace() pace {
 		backoff: 10 * time.Millisecond, backoffMax: time.Second,
 		healthy: 100 * time.Millisecond,
 		loud:    time.Minute,
+		probe:   10 * time.Second, touch: 2 * time.Millisecond, heard: 2 * time.Second,
 	}
 }
 
@@ -121,6 +140,10 @@ func New(cfg Config) *Listener {
 		pace:    defaultPace(),
 		check:   make(chan struct{}, 1),
 	}
+	if cfg.Instance == "" {
+		cfg.Instance = rand.Text()
+	}
+	l.probe = cfg.Keys.EventProbe(cfg.Instance)
 	l.log = cfg.Logger.With("channel", l.channel)
 	l.deaf.Store(true)
 	return l
@@ -137,7 +160,7 @@ func (l *Listener) Run(ctx context.Context) error {
 			return nil
 		}
 		l.setDown(err)
-		if heard >= l.pace.healthy {
+		if heard >= l.pace.healthy && !errors.Is(err, errUnheard) {
 			wait = l.pace.backoff
 		}
 		// Half of it at random: instances that lost the same server must not
@@ -145,7 +168,7 @@ func (l *Listener) Run(ctx context.Context) error {
 		select {
 		case <-ctx.Done():
 			return nil
-		case <-time.After(wait/2 + rand.N(wait/2+1)):
+		case <-time.After(wait/2 + mathrand.N(wait/2+1)):
 		}
 		wait = min(2*wait, l.pace.backoffMax)
 	}
@@ -154,7 +177,7 @@ func (l *Listener) Run(ctx context.Context) error {
 var errStopped = errors.New("the listener has stopped")
 
 // Check asks the listener to look at the flags and to ping the subscription
-// now. It is for callers who found a timer whose event should have come; it
+// now, and to probe the path when no event came lately. It is for callers who found a timer whose event should have come; it
 // never blocks, and calls that come faster than ten a second are put together.
 func (l *Listener) Check() {
 	select {
@@ -164,8 +187,9 @@ func (l *Listener) Check() {
 }
 
 // Deaf says whether it is known that events do not come: there is no
-// subscription, the flags lack a letter, or Redis hides the flags and no event
-// has proved since the subscription that they are right. It is cheap.
+// subscription, the flags lack a letter, probes were not heard, or Redis hides
+// the flags and no event has proved since the subscription that they are right.
+// It is cheap.
 func (l *Listener) Deaf() bool { return l.deaf.Load() }
 
 // Health is how the listener is.
@@ -178,16 +202,8 @@ type Health struct {
 func (l *Listener) Health() Health {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	h := Health{OK: !l.deaf.Load()}
-	switch {
-	case l.up:
-		h.Why = l.flags.why
-	case l.lost != nil:
-		h.Why = l.explain(l.lost)
-	default:
-		h.Why = "not subscribed to " + l.channel + " yet"
-	}
-	return h
+	_, why := l.state()
+	return Health{OK: !l.deaf.Load(), Why: why}
 }
 
 // Stats are totals since [New].
@@ -197,6 +213,7 @@ type Stats struct {
 	Gaps            int64 // calls of Config.Gap
 	Resubscriptions int64 // confirmed subscriptions after the first
 	Repairs         int64 // times that letters were added to notify-keyspace-events
+	Probes          int64 // probes of the event path that were written
 }
 
 // Stats returns the totals.
@@ -207,6 +224,7 @@ func (l *Listener) Stats() Stats {
 		Gaps:            l.gaps.Load(),
 		Resubscriptions: l.resubscribed.Load(),
 		Repairs:         l.repairs.Load(),
+		Probes:          l.probes.Load(),
 	}
 }
 
@@ -219,85 +237,26 @@ func (l *Listener) gap() {
 
 // heard takes one message of the channel.
 func (l *Listener) heard(key string) {
-	ref, ok := l.cfg.Keys.ParseTrigger(key)
-	if !ok {
+	ref, ours := l.cfg.Keys.ParseTrigger(key)
+	if ours {
+		l.events.Add(1)
+	} else if _, probe := l.cfg.Keys.ParseEventProbe(key); probe {
+		l.echoes.Add(1)
+	} else {
+		// A notice of another instance comes over the same channel and says
+		// nothing about expired keys.
 		if !l.cfg.Other(key) {
 			l.ignored.Add(1)
 		}
 		return
 	}
-	l.events.Add(1)
 	if !l.proven.Load() {
-		l.setProven(true)
+		l.prove()
 	}
-	l.cfg.Hint(ref)
-}
-
-// setDown records that there is no subscription. The state is logged when it
-// changes, not at each attempt.
-func (l *Listener) setDown(err error) {
-	l.mu.Lock()
-	was, changed := l.up, l.lost == nil || kind(l.lost) != kind(err)
-	l.up, l.lost = false, err
-	l.proven.Store(false)
-	l.judge()
-	why := l.explain(err)
-	l.mu.Unlock()
-	switch {
-	case errors.Is(err, errStopped):
-		return
-	case was:
-		l.log.Warn("lost the subscription to expired events", "why", why)
-		l.gap()
-	case changed:
-		l.log.Warn("cannot hear expired events", "why", why)
+	if ours {
+		l.cfg.Hint(ref)
 	}
 }
 
-// setUp records a confirmed subscription together with the first look at the
-// flags, so that no caller sees one without the other.
-func (l *Listener) setUp(f flags) {
-	l.mu.Lock()
-	again := l.lost != nil
-	l.up, l.lost = true, nil
-	l.mu.Unlock()
-	l.setFlags(f)
-	if again {
-		l.log.Info("hearing expired events again")
-	} else {
-		l.log.Info("hearing expired events")
-	}
-}
-
-// setFlags records a look at the flags and says whether events may have been
-// lost before it.
-func (l *Listener) setFlags(f flags) (lossy bool) {
-	l.mu.Lock()
-	was := l.flags
-	l.flags = f
-	l.judge()
-	l.mu.Unlock()
-	switch {
-	case f.state == flagsRight:
-		if was.why != "" {
-			l.log.Info("the notification flags are right")
-		}
-	case f.why != was.why:
-		l.log.Warn("the notification flags are not known to be right", "why", f.why)
-	}
-	return f.added != "" || f.state == flagsRight && was.state != flagsRight
-}
-
-// setProven records that an event of ours came, or that it is in doubt again.
-func (l *Listener) setProven(yes bool) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.proven.Store(yes)
-	l.judge()
-}
-
-// judge derives deaf. The caller holds mu.
-func (l *Listener) judge() {
-	hearing := l.up && (l.flags.state == flagsRight || l.flags.state == flagsUnknown && l.proven.Load())
-	l.deaf.Store(!hearing)
-}
+// signs counts what shows that events come.
+func (l *Listener) signs() int64 { return l.events.Load() + l.echoes.Load() }

@@ -219,6 +219,23 @@ func TestListensToTheDatabaseOfTheClient(t *testing.T) {
 	}
 }
 
+// A probe asks about the channel of its own database.
+func TestProbesOfAnotherDatabase(t *testing.T) {
+	s := timerstest.Redis(t)
+	o := *s.Client().Options()
+	o.DB = 5
+	five := redis.NewClient(&o)
+	defer five.Close()
+	zero := listen(t, s.Client(), s.Client(), func(l *Listener) { l.pace.probe = time.Hour })
+	zero.gap()
+	r := listen(t, five, five, func(l *Listener) { l.pace.probe, l.pace.heard = 10*time.Millisecond, within })
+	r.eventually("some probes heard", func() bool { return r.echoes.Load() >= 5 })
+	zero.hears("1")
+	if n := zero.echoes.Load(); n != 0 {
+		t.Errorf("%d heard in database 0", n)
+	}
+}
+
 func TestRESP2(t *testing.T) {
 	s := timerstest.Redis(t)
 	o := *s.Client().Options()
@@ -240,6 +257,7 @@ func TestForeignKeysAreIgnored(t *testing.T) {
 	before := r.log.String()
 	foreign := []string{"", "x", ":::", "timers", "timers:", "timers:{0}", "timers:{0}:t:", "timers:{0}:t:a", "timers:{0}:t:a:",
 		"timers:{99}:t:a:1", "timers:{0}:h:a:1", "timers:{0}:t:a b:1", strings.Repeat("k", 10_000),
+		"timers:{crew}:probe:", "timers:{crew}", "timers:{0}:probe:a", "timersx:{crew}:probe:a", "x{crew}:probe:a",
 		"timers:{0}:t:a:" + strings.Repeat("i", 10_000), "\x00\xff\r\n", "timers:{0}:t:a:\xff"}
 	for _, key := range foreign {
 		expire(t, c, key)

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"strings"
 	"sync"
 	"time"
 
@@ -105,7 +104,7 @@ func (l *Listener) receive(ctx context.Context, sub *redis.PubSub, alive chan<- 
 	}
 }
 
-// keep looks at the flags and pings, until the session is over.
+// keep looks at the flags, pings and probes, until the session is over.
 func (l *Listener) keep(ctx context.Context, lk *link, sub *redis.PubSub, alive <-chan struct{}, broken <-chan error) error {
 	f, err := l.looked(ctx, lk)
 	if err != nil {
@@ -130,7 +129,10 @@ func (l *Listener) keep(ctx context.Context, lk *link, sub *redis.PubSub, alive 
 	quiet := time.NewTimer(0)
 	defer quiet.Stop()
 	check := l.check
-	heard, silent := l.events.Load(), 0
+	heard, silent := l.signs(), 0
+	probe := l.newProber(lk.client)
+	defer probe.timer.Stop()
+	wantProbe := false
 
 	for {
 		wantPing := false
@@ -159,11 +161,20 @@ func (l *Listener) keep(ctx context.Context, lk *link, sub *redis.PubSub, alive 
 			// Where Redis hides the flags, asking for them more often than
 			// the ticker does only fills its ACL log.
 			wantLook = wantLook || l.flagState() != flagsUnknown
-			if n := l.events.Load(); n != heard {
+			if n := l.signs(); n != heard {
 				heard, silent = n, 0
-			} else if silent++; silent == silentChecks {
-				l.setProven(false)
+			} else if silent++; silent >= silentChecks {
+				l.disprove()
 			}
+			probe.suspect()
+		case <-probe.timer.C:
+			wantProbe = true
+			// Flags that were cleared since the last look explain a probe that
+			// was not heard, and are mended otherwise.
+			wantLook = wantLook || probe.step == probeTouched && l.flagState() != flagsUnknown
+		}
+		if probe.noticed() {
+			wantProbe = false
 		}
 		if wantPing && !waiting {
 			select {
@@ -186,6 +197,15 @@ func (l *Listener) keep(ctx context.Context, lk *link, sub *redis.PubSub, alive 
 			}
 			if l.setFlags(f) {
 				l.gap()
+				probe.rest()
+				wantProbe = false
+			}
+			probe.hurry()
+		}
+		if wantProbe && !waiting {
+			wantProbe = false
+			if err := probe.advance(ctx); err != nil {
+				return err
 			}
 		}
 	}
@@ -205,39 +225,4 @@ func (l *Listener) looked(ctx context.Context, lk *link) (flags, error) {
 		}
 	}
 	return f, err
-}
-
-func (l *Listener) flagState() flagState {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.flags.state
-}
-
-// kind tells apart what an operator would mend differently. The texts will not
-// do: those of the network hold port numbers, which are new at each attempt.
-func kind(err error) string {
-	var reply redis.Error
-	switch {
-	case errors.As(err, &reply):
-		word, _, _ := strings.Cut(reply.Error(), " ")
-		return word
-	case errors.Is(err, errReplica):
-		return "replica"
-	}
-	return "network"
-}
-
-// explain puts an error that ended or prevented a session into words for the
-// operator, with what mends it where that is known.
-func (l *Listener) explain(err error) string {
-	var reply redis.Error
-	if errors.As(err, &reply) && strings.HasPrefix(reply.Error(), "NOPERM") {
-		user := l.cfg.Client.Options().Username
-		if user == "" {
-			user = "default"
-		}
-		return fmt.Sprintf("the ACL of Redis user %q does not allow to subscribe to %s (%v); allow it: ACL SETUSER %s +subscribe +ping &%s",
-			user, l.channel, err, user, l.channel)
-	}
-	return fmt.Sprintf("not subscribed to %s: %v", l.channel, err)
 }

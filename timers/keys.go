@@ -27,6 +27,7 @@ const slots = 16384
 //	<prefix>:meta                data version, partition count, deployment id
 //	<prefix>:{crew}:members      instances; scores are 0
 //	<prefix>:{crew}:alive:<id>   of one instance; its expiry is the event of its death
+//	<prefix>:{crew}:probe:<id>   of one instance; must come back as an expired event; gone at once
 //
 // Beside keys, a notice of an instance to the others is spelled here, which goes
 // over the channel of expired events and looks like a key:
@@ -83,6 +84,17 @@ func (k *Keys) Rev(p int) string { return k.in(p, "rev") }
 
 // Probe is a key of one moment in the partition.
 func (k *Keys) Probe(p int, random string) string { return k.in(p, "probe:"+random) }
+
+// EventProbe is the key that the instance lets expire to see whether events
+// come (ADR 27).
+func (k *Keys) EventProbe(instance string) string { return k.crew("probe:" + instance) }
+
+// ParseEventProbe reads the name of an event probe, of any instance; ok is
+// false for every other key.
+func (k *Keys) ParseEventProbe(key string) (instance string, ok bool) {
+	instance, ok = strings.CutPrefix(key, k.EventProbe(""))
+	return instance, ok && instance != ""
+}
 
 // Meta is the key of the deployment's own record.
 func (k *Keys) Meta() string { return k.prefix + ":meta" }

@@ -144,6 +144,16 @@ func TestKeysArePartOfTheContract(t *testing.T) {
 	require.Equal(t, "timers:{0}:due", k.Due(0))
 	require.Equal(t, "timers:{0}:rev", k.Rev(0))
 	require.Equal(t, "timers:meta", k.Meta())
+	require.Equal(t, "timers:{crew}:probe:a1", k.EventProbe("a1"))
+	instance, ok := k.ParseEventProbe(k.EventProbe("a1"))
+	require.True(t, ok)
+	require.Equal(t, "a1", instance)
+	for _, key := range []string{"", "timers:{crew}:probe:", "timers:{crew}:probe", "timers:{0}:probe:a1", "times:{crew}:probe:a1", k.Trigger(r)} {
+		_, ok := k.ParseEventProbe(key)
+		require.False(t, ok, key)
+	}
+	_, ok = k.ParseTrigger(k.EventProbe("a1"))
+	require.False(t, ok)
 	require.Equal(t, "__keyevent@5__:expired", ExpiredChannel(5))
 }
 

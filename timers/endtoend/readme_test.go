@@ -7,10 +7,13 @@ import (
 	"regexp"
 	"strings"
 	"testing"
+	"time"
 
+	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
 	"github.com/lapse-timers/lapse/timers/timerstest"
+	"github.com/lapse-timers/lapse/timers/wire"
 )
 
 func readme(t *testing.T) string {
@@ -47,6 +50,42 @@ func TestReadmeHasTheSettings(t *testing.T) {
 		}
 	}
 	require.Equal(t, want, got)
+}
+
+// The rights in the README are all that is needed, of which the log of Redis
+// is the witness, and enough for events.
+func TestReadmeRedisUser(t *testing.T) {
+	t.Parallel()
+	_, rest, ok := strings.Cut(readme(t), "redis-cli ACL SETUSER lapse on ")
+	require.True(t, ok)
+	rights, _, ok := strings.Cut(rest, "\n\n")
+	require.True(t, ok)
+	args := []any{"acl", "setuser", "lapse", "on"}
+	for _, right := range strings.Fields(strings.NewReplacer("'", "", "\\", "").Replace(rights)) {
+		args = append(args, right)
+	}
+	rs, ns := timerstest.RedisTCP(t, "--notify-keyspace-events", ""), timerstest.NATS(t)
+	rdb, nc := rs.Client(), ns.Connect(t)
+	require.NoError(t, rdb.Do(t.Context(), args...).Err())
+	l := timerstest.LapseOn(t, "redis://lapse:secret@"+rs.Addr(), ns.URL())
+	c := newClient(t, nc)
+	expired := rdb.Subscribe(t.Context(), "__keyevent@0__:expired")
+	defer expired.Close()
+	readyz(t, l, 200, "subscription", wire.HealthOK)
+	source, _ := sourceOf(t, c, nc, "rights")
+	require.Equal(t, "event", source)
+	for m, deadline := (*redis.Message)(nil), time.After(soon); m == nil || !strings.HasPrefix(m.Payload, "timers:{crew}:probe:"); {
+		select {
+		case m = <-expired.Channel():
+		case <-deadline:
+			t.Fatal("no probe after a silence")
+		}
+	}
+	refused, err := rdb.Do(t.Context(), "acl", "log").Slice()
+	require.NoError(t, err)
+	require.Empty(t, refused)
+	readyz(t, l, 200, "subscription", wire.HealthOK)
+	nothingLeft(t, rdb)
 }
 
 // The program in the README compiles, and is as short as it says.

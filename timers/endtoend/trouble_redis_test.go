@@ -313,19 +313,28 @@ func TestSubscriberIsKeptAway(t *testing.T) {
 	rdb, nc := rs.Client(), ns.Connect(t)
 	c := newClient(t, nc)
 	a := newAttempts()
+	var refusals atomic.Int64
 	p.obey(func(command []string) verdict {
 		if strings.EqualFold(command[0], "subscribe") {
+			refusals.Add(1)
 			return cutFirst
 		}
 		return pass
 	})
 	require.NoError(t, rdb.Do(t.Context(), "CLIENT", "KILL", "TYPE", "pubsub").Err())
+	lost := time.Now()
 	readySays(t, l, 200, `"status":"degraded"`, `"subscription":{"status":"degraded"`)
+	require.Less(t, time.Since(lost), 10*time.Second)
+	require.Zero(t, rdb.PubSubNumSub(t.Context(), "__keyevent@0__:expired").Val()["__keyevent@0__:expired"])
 	due := time.Now().Add(500 * time.Millisecond)
 	a.setMany(t, c, "deaf", 100, nil, timesIn(due, time.Second, 100))
 	a.allOnce(t, nc, rdb)
+	// Long enough for many attempts: the pause between them ends at a second.
+	timerstest.Eventually(t, soon, "many attempts", func() bool { return refusals.Load() > 10 })
+	require.Equal(t, 1, strings.Count(l.Log(), cannotHear), "told once, not at each attempt")
 	p.obey(func([]string) verdict { return pass })
 	readySays(t, l, 200, `"status":"ok"`, `"subscription":{"status":"ok"`)
+	require.Equal(t, 1, strings.Count(l.Log(), hearsAgain))
 	require.Equal(t, int64(1), rdb.PubSubNumSub(t.Context(), "__keyevent@0__:expired").Val()["__keyevent@0__:expired"])
 	require.NoError(t, a.set(t, c, "heard", "heard", nil, client.In(0)))
 	a.allOnce(t, nc, rdb)

@@ -10,6 +10,8 @@ import (
 	"testing"
 
 	"github.com/redis/go-redis/v9"
+
+	"github.com/lapse-timers/lapse/timers"
 )
 
 //go:embed invariants.lua
@@ -29,6 +31,7 @@ const (
 //   - a trigger key without its member of due, or without a TTL
 //   - a member of tried without its shadow hash
 //   - a claim whose lease lapsed more than two seconds ago, on Redis's clock
+//   - the key of a probe of the event path that has no TTL
 //   - a key of the wrong type, or one that timers/keys.go does not spell
 //
 // Each partition is looked at in one step, so the check is right while timers
@@ -52,8 +55,22 @@ func violations(ctx context.Context, rdb redis.UniversalClient, prefix string) (
 	if err != nil {
 		return nil, err
 	}
+	spelled, err := timers.NewKeys(prefix, 1)
+	if err != nil {
+		return nil, err
+	}
 	var bases []string // <prefix>:{p}: of every partition
 	for _, key := range keys {
+		if _, probe := spelled.ParseEventProbe(key); probe {
+			ttl, err := rdb.PTTL(ctx, key).Result()
+			if err != nil {
+				return nil, err
+			}
+			if ttl == -1 {
+				wrong = append(wrong, "event probe without a TTL: "+key)
+			}
+			continue
+		}
 		tag, partition := strings.CutPrefix(key, prefix+":{")
 		switch end := strings.Index(tag, "}:"); {
 		case key == prefix+":meta":

@@ -30,6 +30,7 @@ func TestViolationsAreFound(t *testing.T) {
 			pipe.Set(ctx, "a.bc:{0}:x", 1, 0)
 			pipe.HSet(ctx, keys.Meta(), "version", 1)
 			pipe.Set(ctx, keys.Rev(p), 1, 0)
+			pipe.Set(ctx, keys.EventProbe("i"), "", time.Hour)
 			pipe.Set(ctx, keys.Trigger(ref), "", time.Hour)
 			pipe.HSet(ctx, keys.Shadow(ref), "p", "", "d", due.UnixMilli())
 			pipe.ZAdd(ctx, keys.Due(p), redis.Z{Score: float64(due.UnixMilli()), Member: ref.Member()})
@@ -65,6 +66,7 @@ func TestViolationsAreFound(t *testing.T) {
 		{"wrong type", func() error { return rdb.Set(ctx, keys.Shadow(ref), 1, 0).Err() }, "shadow that is a string"},
 		{"rev of a wrong type", func() error { rdb.Del(ctx, keys.Rev(p)); return rdb.SAdd(ctx, keys.Rev(p), 1).Err() }, "a set, want a string"},
 		{"unknown in the partition", func() error { return rdb.Set(ctx, strings.TrimSuffix(keys.Due(p), "due")+"dues", 1, 0).Err() }, "unknown key"},
+		{"event probe that stays", func() error { return rdb.Persist(ctx, keys.EventProbe("i")).Err() }, "event probe without a TTL"},
 		{"unknown beside it", func() error { return rdb.Set(ctx, prefix+":metal", 1, 0).Err() }, "unknown key"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
