@@ -250,7 +250,7 @@ func (s *Store) Get(ctx context.Context, refs []Ref) ([]*Timer, error) {
 			t.State = Firing
 		}
 		if v[9] != nil {
-			t.State, t.Reason = Dead, text(v[9])
+			t.State, t.Reason = Dead, Reason(text(v[9]))
 		}
 		if v[8] != nil {
 			t.Fired = time.UnixMilli(integer(v[8]))
