@@ -34,8 +34,9 @@ type Announcer struct {
 // announcing is a way to deliver ([JetStream], [Core]) as the announcements see
 // it.
 type announcing interface {
-	// MaxSize is the largest message, with headers, that can be delivered now.
-	MaxSize() int
+	// MaxDead is the largest announcement, with headers, that is kept where
+	// announcements are kept, as far as is known.
+	MaxDead() int
 	// Await returns once publishing makes sense.
 	Await(ctx context.Context) error
 	// PublishDead publishes once, within a bounded time; errors match
@@ -135,7 +136,7 @@ func (a *Announcer) announce(ctx context.Context, n announcement) error {
 			return fmt.Errorf("NATS is away: %w", err)
 		}
 		msg := deadMessage(a.prefix, n.claim, n.reason, less)
-		for ; less < bare && (messageSize(msg.Header, msg.Data) > a.out.MaxSize() || messageSize(msg.Header, nil) > maxHeaders); msg = deadMessage(a.prefix, n.claim, n.reason, less) {
+		for ; less < bare && (messageSize(msg.Header, msg.Data) > a.out.MaxDead() || messageSize(msg.Header, nil) > maxHeaders); msg = deadMessage(a.prefix, n.claim, n.reason, less) {
 			less++
 		}
 		err := a.out.PublishDead(ctx, msg)
@@ -185,6 +186,15 @@ func deadMessage(prefix wire.Prefix, c *timers.Claim, reason string, less int) *
 	return m
 }
 
+// MaxDead is the largest announcement that the stream takes, or NATS where no
+// stream covers them.
+func (j *JetStream) MaxDead() int {
+	if j.stream.Load().dead {
+		return j.MaxSize()
+	}
+	return int(j.nc.MaxPayload())
+}
+
 // PublishDead publishes with acknowledgement where the stream covers the
 // announcements and has room for such a message, else on core NATS alone.
 func (j *JetStream) PublishDead(ctx context.Context, m *nats.Msg) error {
@@ -203,6 +213,9 @@ func (j *JetStream) PublishDead(ctx context.Context, m *nats.Msg) error {
 		return ctx.Err()
 	}
 }
+
+// MaxDead is the largest announcement that NATS takes.
+func (c *Core) MaxDead() int { return c.MaxSize() }
 
 // PublishDead publishes and waits until the server has read it.
 func (c *Core) PublishDead(ctx context.Context, m *nats.Msg) error {
