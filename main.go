@@ -289,7 +289,7 @@ type publisher interface {
 	Run(context.Context) error
 	Health() wire.HealthPart
 	MaxSize() int
-	MaxDead() int
+	MaxDead(context.Context) int
 	PublishDead(context.Context, *nats.Msg) error
 }
 

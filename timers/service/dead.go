@@ -35,8 +35,8 @@ type Announcer struct {
 // it.
 type announcing interface {
 	// MaxDead is the largest announcement, with headers, that is kept where
-	// announcements are kept, as far as is known.
-	MaxDead() int
+	// announcements are kept, as far as can be known.
+	MaxDead(ctx context.Context) int
 	// Await returns once publishing makes sense.
 	Await(ctx context.Context) error
 	// PublishDead publishes once, within a bounded time; errors match
@@ -135,9 +135,10 @@ func (a *Announcer) announce(ctx context.Context, n announcement) error {
 		if err := a.out.Await(here); err != nil {
 			return fmt.Errorf("NATS is away: %w", err)
 		}
-		msg := deadMessage(a.prefix, n.claim, n.reason, less)
-		for ; less < bare && (messageSize(msg.Header, msg.Data) > a.out.MaxDead() || messageSize(msg.Header, nil) > maxHeaders); msg = deadMessage(a.prefix, n.claim, n.reason, less) {
+		most, msg := a.out.MaxDead(ctx), deadMessage(a.prefix, n.claim, n.reason, less)
+		for less < bare && (messageSize(msg.Header, msg.Data) > most || messageSize(msg.Header, nil) > maxHeaders) {
 			less++
+			msg = deadMessage(a.prefix, n.claim, n.reason, less)
 		}
 		err := a.out.PublishDead(ctx, msg)
 		if errors.Is(err, timers.ErrTooLarge) && less < bare {
@@ -187,8 +188,18 @@ func deadMessage(prefix wire.Prefix, c *timers.Claim, reason string, less int) *
 }
 
 // MaxDead is the largest announcement that the stream takes, or NATS where no
-// stream covers them.
-func (j *JetStream) MaxDead() int {
+// stream covers them. After a refusal it looks at the stream anew, so that core
+// subscribers need not hear an announcement that is refused for its size too.
+func (j *JetStream) MaxDead(ctx context.Context) int {
+	j.limit.Lock()
+	if j.lower.Swap(false) {
+		find, cancel := context.WithTimeout(ctx, 3*time.Second)
+		if s, err := findStream(find, j.nc.Conn, j.prefix, j.cfg); err == nil {
+			j.stream.Store(&s)
+		}
+		cancel()
+	}
+	j.limit.Unlock()
 	if j.stream.Load().dead {
 		return j.MaxSize()
 	}
@@ -215,7 +226,7 @@ func (j *JetStream) PublishDead(ctx context.Context, m *nats.Msg) error {
 }
 
 // MaxDead is the largest announcement that NATS takes.
-func (c *Core) MaxDead() int { return c.MaxSize() }
+func (c *Core) MaxDead(context.Context) int { return c.MaxSize() }
 
 // PublishDead publishes and waits until the server has read it.
 func (c *Core) PublishDead(ctx context.Context, m *nats.Msg) error {

@@ -42,6 +42,8 @@ type JetStream struct {
 	sub    *nats.Subscription
 	stream atomic.Pointer[stream]
 	wake   chan struct{} // one slot: look at the connection and the stream
+	lower  atomic.Bool   // the stream refused a message for its size since the last look at its limit
+	limit  sync.Mutex    // held by who looks at it for that reason
 
 	mu      sync.Mutex
 	next    uint64
@@ -336,7 +338,7 @@ func (j *JetStream) acknowledged(m *nats.Msg) {
 		d = timers.Delivery{Outcome: timers.Refused, Err: fmt.Errorf("stream %s refuses: %s (%d)", ack.Stream, ack.Error.Description, ack.Error.ErrCode)}
 		if ack.Error.ErrCode == errMessageTooLarge || ack.Error.ErrCode == errHeadersTooLarge {
 			d.Err = fmt.Errorf("%w: %w", timers.ErrTooLarge, d.Err)
-			j.look() // the limit is not what it was
+			j.lower.Store(true)
 		} else {
 			j.refused(d.Err)
 		}
