@@ -103,7 +103,7 @@ type config struct {
 	StreamMaxBytes int64         `envconfig:"STREAM_MAX_BYTES" desc:"its size in bytes; unlimited, with the embedded server 4294967296"`
 	StreamDups     time.Duration `envconfig:"STREAM_DUPLICATES" default:"2m" desc:"its duplicate window"`
 	Partitions     int           `envconfig:"PARTITIONS" default:"1" desc:"partitions of the keys; fixed once there are data"`
-	MinReplicas    int           `envconfig:"MIN_REPLICAS" default:"0" desc:"replicas of Redis that must have a set or cancel before it is answered OK, 0 to 10"`
+	MinReplicas    int           `envconfig:"MIN_REPLICAS" default:"0" desc:"replicas of Redis that must have a set, cancel or retry before it is answered OK, 0 to 10"`
 	Lease          time.Duration `envconfig:"LEASE" default:"30s" desc:"how long a claim holds; at least 1s"`
 	Grace          time.Duration `envconfig:"GRACE" default:"200ms" desc:"how late the reconciler claims by itself; 10ms to 10s"`
 	RetryMin       time.Duration `envconfig:"RETRY_MIN" default:"100ms" desc:"first back-off of a fire"`

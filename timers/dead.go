@@ -99,7 +99,7 @@ func (s *Store) Retry(ctx context.Context, p int, refs []Ref) ([]RetryResult, ti
 	for _, r := range refs {
 		args = append(args, r.Member())
 	}
-	out, err := s.run(ctx, scriptRetry, s.deadKeys(p, refs), args).Slice()
+	out, err := s.runKept(ctx, scriptRetry, s.deadKeys(p, refs), args).Slice()
 	if err != nil {
 		return nil, time.Time{}, writeError(err)
 	}

@@ -42,7 +42,7 @@ func NewStore(rdb redis.UniversalClient, keys *Keys) *Store {
 	return &Store{rdb: rdb, keys: keys}
 }
 
-// AwaitReplicas makes [Store.Set] and [Store.Cancel] wait until at least n
+// AwaitReplicas makes [Store.Set], [Store.Cancel] and [Store.Retry] wait until at least n
 // replicas have the change, for the given time at most, in whole milliseconds.
 // Without enough of them they give [ErrReplicas]. It must come before they are
 // used; 0 is the default.
@@ -424,7 +424,7 @@ func (s *Store) Discard(ctx context.Context, p int, members []string) error {
 // It gives where to go on, "0" at the end, and how many it mended or removed.
 // The cost of a step does not depend on how many keys there are.
 func (s *Store) Patrol(ctx context.Context, p int, cursor string, n int) (next string, mended int, err error) {
-	out, err := s.run(ctx, scriptPatrol, []string{s.keys.Due(p)}, []any{s.keys.in(p, ""), cursor, n}).Slice()
+	out, err := s.run(ctx, scriptPatrol, []string{s.keys.Due(p), s.keys.Dead(p)}, []any{s.keys.in(p, ""), cursor, n}).Slice()
 	if err != nil {
 		return cursor, 0, writeError(err)
 	}

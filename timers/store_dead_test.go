@@ -91,7 +91,7 @@ func TestDeadIsKeptAndNeverClaimed(t *testing.T) {
 	r.release(c, true, 0)
 	r.ack(c)
 	require.Equal(t, want, r.get("a"))
-	scan, err := r.store.Due(t.Context(), 0, 0, 10, 0, 10)
+	scan, err := r.store.Due(t.Context(), 0, 0, 10, 10)
 	require.NoError(t, err)
 	require.Empty(t, scan.Overdue)
 	timerstest.CheckInvariants(t, r.rdb, prefix)
@@ -266,7 +266,7 @@ func TestRetryArmsTheEvent(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, timers.Retried, r.retry("a").Outcome)
 	r.past(r.now())
-	scan, err := r.store.Due(t.Context(), 0, time.Minute, 10, 0, 10)
+	scan, err := r.store.Due(t.Context(), 0, time.Minute, 10, 10)
 	require.NoError(t, err)
 	require.Equal(t, 1, scan.Touched)
 	msg, err := sub.ReceiveMessage(t.Context())
@@ -348,6 +348,30 @@ func TestInconsistentDeadRecords(t *testing.T) {
 	require.NoError(t, r.rdb.Set(t.Context(), r.keys.Dead(0), "x", 0).Err())
 	require.Equal(t, timers.Dead, r.set("a", time.Hour, "new").Was)
 	require.NoError(t, r.rdb.Del(t.Context(), r.keys.Dead(0)).Err())
+	timerstest.CheckInvariants(t, r.rdb, prefix)
+}
+
+// The patrol must not raise what nothing but the set of the dead names, and
+// finds one that not even that names.
+func TestPatrolLeavesTheDead(t *testing.T) {
+	r := newRig(t)
+	r.dead("a", false)
+	patrol := func() (mended int) {
+		for cursor, n := "0", 0; ; {
+			var err error
+			cursor, n, err = r.store.Patrol(t.Context(), 0, cursor, 100)
+			require.NoError(t, err)
+			if mended += n; cursor == "0" {
+				return mended
+			}
+		}
+	}
+	require.Zero(t, patrol())
+	require.Equal(t, timers.Dead, r.get("a").State)
+	timerstest.CheckInvariants(t, r.rdb, prefix)
+	require.NoError(t, r.rdb.Del(t.Context(), r.keys.Dead(0)).Err())
+	require.Equal(t, 1, patrol())
+	require.Len(t, r.list(), 1)
 	timerstest.CheckInvariants(t, r.rdb, prefix)
 }
 

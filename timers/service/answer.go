@@ -184,6 +184,9 @@ func (s *Service) runRetries(ctx context.Context, batch []refRequest) {
 		results, now, err := s.cfg.Store.Retry(ctx, p, refsOf(part))
 		cancel()
 		if err != nil {
+			if errors.Is(err, timers.ErrUnconfirmed) {
+				s.cfg.Scheduled(p, time.Time{}) // something may be due
+			}
 			e := s.storeError("retry", err)
 			for _, r := range part {
 				s.fail(r.request, e)
