@@ -103,11 +103,12 @@ type config struct {
 	StreamMaxBytes int64         `envconfig:"STREAM_MAX_BYTES" desc:"its size in bytes; unlimited, with the embedded server 4294967296"`
 	StreamDups     time.Duration `envconfig:"STREAM_DUPLICATES" default:"2m" desc:"its duplicate window"`
 	Partitions     int           `envconfig:"PARTITIONS" default:"1" desc:"partitions of the keys; fixed once there are data"`
-	MinReplicas    int           `envconfig:"MIN_REPLICAS" default:"0" desc:"replicas of Redis that must have a set or cancel before it is answered OK, 0 to 10"`
+	MinReplicas    int           `envconfig:"MIN_REPLICAS" default:"0" desc:"replicas of Redis that must have a set, cancel or retry before it is answered OK, 0 to 10"`
 	Lease          time.Duration `envconfig:"LEASE" default:"30s" desc:"how long a claim holds; at least 1s"`
 	Grace          time.Duration `envconfig:"GRACE" default:"200ms" desc:"how late the reconciler claims by itself; 10ms to 10s"`
 	RetryMin       time.Duration `envconfig:"RETRY_MIN" default:"100ms" desc:"first back-off of a fire"`
 	RetryMax       time.Duration `envconfig:"RETRY_MAX" default:"30s" desc:"longest back-off of a fire"`
+	MaxAttempts    int           `envconfig:"MAX_ATTEMPTS" default:"0" desc:"attempts after which a timer is dead; 0 never gives up"`
 	RequestTimeout time.Duration `envconfig:"REQUEST_TIMEOUT" default:"2s" desc:"requests that waited longer are not carried out"`
 	NotifyConfig   string        `envconfig:"NOTIFY_CONFIG" default:"auto" desc:"auto adds missing notification flags to Redis; off does not"`
 	ShutdownGrace  time.Duration `envconfig:"SHUTDOWN_GRACE" default:"10s" desc:"how long a stop may take"`
@@ -180,6 +181,9 @@ func (c *config) check() error {
 	}
 	if c.MinReplicas < 0 || c.MinReplicas > 10 {
 		errs = append(errs, fmt.Errorf("LAPSE_MIN_REPLICAS=%d: want 0 to 10", c.MinReplicas))
+	}
+	if c.MaxAttempts < 0 || c.MaxAttempts > 1_000_000 {
+		errs = append(errs, fmt.Errorf("LAPSE_MAX_ATTEMPTS=%d: want 1 to 1000000, or 0 to never give up", c.MaxAttempts))
 	}
 	if c.StreamReplicas < 1 || c.StreamReplicas > 5 {
 		errs = append(errs, fmt.Errorf("LAPSE_STREAM_REPLICAS=%d: want 1 to 5", c.StreamReplicas))
@@ -285,6 +289,8 @@ type publisher interface {
 	Run(context.Context) error
 	Health() wire.HealthPart
 	MaxSize() int
+	MaxDead(context.Context) int
+	PublishDead(context.Context, *nats.Msg) error
 }
 
 // instance is the running service and what its health and status are made of.
@@ -475,8 +481,10 @@ func (in *instance) wire(logger *slog.Logger, keys *timers.Keys, prefix wire.Pre
 			}
 		}
 	}
+	announcer := service.NewAnnouncer(prefix, in.pub, logger)
 	in.firer = timers.NewFirer(in.store, in.pub, timers.FirerConfig{
-		Instance: in.id, Lease: cfg.Lease, RetryMin: cfg.RetryMin, RetryMax: cfg.RetryMax, Settle: max(cfg.ShutdownGrace/2, service.AckWait(cfg.Lease)*11/10), Logger: logger,
+		Instance: in.id, Lease: cfg.Lease, RetryMin: cfg.RetryMin, RetryMax: cfg.RetryMax, MaxAttempts: cfg.MaxAttempts, Buried: announcer.Announce,
+		Settle: max(cfg.ShutdownGrace/2, service.AckWait(cfg.Lease)*11/10), Logger: logger,
 	})
 	var loop *reconcile.Loop
 	in.crew = timers.NewCrew(in.store, timers.CrewConfig{
@@ -507,6 +515,7 @@ func (in *instance) wire(logger *slog.Logger, keys *timers.Keys, prefix wire.Pre
 	counts := func(c *wire.CountStats) {
 		heard := in.listener.Stats()
 		c.Recovered, c.Events, c.EventGaps, c.Strange = loop.Stats().Recovered.Load(), heard.Events, heard.Gaps, strange()
+		c.Unannounced = announcer.Lost()
 	}
 	in.service = service.New(service.Config{
 		Stream: stream, Conn: in.nc, Store: in.store, Prefix: prefix, Version: buildVersion(), Instance: in.id,
@@ -514,6 +523,7 @@ func (in *instance) wire(logger *slog.Logger, keys *timers.Keys, prefix wire.Pre
 		Firer: in.firer, Delivery: cfg.Delivery, Health: in.health, Counts: counts, Logger: logger,
 	})
 	down.Background(ends("delivery", in.pub.Run))
+	down.Background(ends("announcer", announcer.Run))
 	// The crew is left once nothing is under way, and what is left is known.
 	down.PushPart(func(ctx context.Context) { in.crew.Leave(ctx, in.firer.InFlight() > 0) })
 	down.Background(ends("crew", in.crew.Run))

@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/hex"
 	"errors"
+	"fmt"
 	"log/slog"
 	"math/rand/v2"
 	"slices"
@@ -49,7 +50,8 @@ type Publisher interface {
 	// Publish starts the delivery of a claim, and calls done exactly once, on
 	// any goroutine and within a bounded time. It must not repeat by itself.
 	// It may keep the claim until then. A claim past its PublishBy is refused
-	// with ErrStale.
+	// with ErrStale, one while NATS is away with ErrAway, and one that is larger
+	// than the limit of now with ErrTooLarge.
 	Publish(c *Claim, source Source, done func(Delivery))
 	// Await returns nil once publishing makes sense, or the context's error.
 	// It returns at once in steady state.
@@ -65,7 +67,14 @@ type FirerConfig struct {
 	Lease    time.Duration // how long a claim holds; whole milliseconds, at least a second makes sense
 	RetryMin time.Duration // back-off after the first failed attempt; doubles; positive
 	RetryMax time.Duration // longest back-off; at least RetryMin
-	Settle   time.Duration // how long Run waits for attempts under way when it ends; 0: not at all
+	// MaxAttempts is after how many attempts that were not delivered a timer is
+	// given up on; 0 for never. What can never be delivered is given up on at
+	// once, whatever it says (ADR 26).
+	MaxAttempts int
+	// Buried is told of each timer that was given up on, with the reason, once
+	// that is written. It must not block; nil when nobody wants to know.
+	Buried func(c *Claim, reason string)
+	Settle time.Duration // how long Run waits for attempts under way when it ends; 0: not at all
 
 	InFlight int // most claims not settled yet (4,096)
 	Bytes    int // about how much payload these may hold (64 MiB)
@@ -91,6 +100,7 @@ type Firer struct {
 	inFlight atomic.Int64
 	stats    FirerStats
 	lag      lagRing
+	dead     deadLog
 }
 
 // FirerStats are totals since the start.
@@ -103,6 +113,7 @@ type FirerStats struct {
 	HintsDropped   atomic.Int64 // the queue was full
 	ClaimErrors    atomic.Int64 // batches whose claim failed, after repeats
 	SettleFailures atomic.Int64 // claims whose ack or release could not be written within the lease
+	Dead           atomic.Int64 // timers given up on
 	Stale          atomic.Int64 // claims not published since half their lease was over
 }
 
@@ -136,6 +147,9 @@ func NewFirer(store *Store, pub Publisher, cfg FirerConfig) *Firer {
 	}
 	if cfg.Logger == nil {
 		cfg.Logger = slog.New(slog.DiscardHandler)
+	}
+	if cfg.Buried == nil {
+		cfg.Buried = func(*Claim, string) {}
 	}
 	cfg.Bytes = max(cfg.Bytes, claimBytes)
 	if cfg.Instance == "" {
@@ -309,8 +323,13 @@ func (f *Firer) claim(ctx context.Context, p int, refs []Ref, source Source) (in
 	return len(res.Claims), nil
 }
 
-// ErrStale is why a claim was not published after its PublishBy.
-var ErrStale = errors.New("half the lease was over before it could be published")
+// Errors of attempts that were never made, and so say nothing of the timer.
+var (
+	// ErrStale is why a claim was not published after its PublishBy.
+	ErrStale = errors.New("half the lease was over before it could be published")
+	// ErrAway is matched where NATS was not connected, or the process ended.
+	ErrAway = errors.New("NATS was not connected")
+)
 
 // claimOnce sends the claim. Once a reply was lost it sends the claim again with
 // the same token until there is an answer, however long Redis is away: what the
@@ -329,7 +348,7 @@ func (f *Firer) claimOnce(ctx context.Context, p int, token string, sent time.Ti
 	}
 }
 
-// settle acknowledges what was delivered and releases what was not.
+// settle acknowledges what was delivered, and releases or buries what was not.
 func (f *Firer) settle(ctx context.Context) {
 	batch := make([]result, 0, claimBatch)
 	for {
@@ -356,6 +375,7 @@ func (f *Firer) settle(ctx context.Context) {
 func (f *Firer) settleBatch(ctx context.Context, batch []result) {
 	acks := make(map[int][]*Claim)
 	releases := make(map[int][]Release)
+	burials := make(map[int][]Burial)
 	oldest := batch[0].sent
 	for i := range batch {
 		r := &batch[i]
@@ -364,9 +384,13 @@ func (f *Firer) settleBatch(ctx context.Context, batch []result) {
 			oldest = r.sent
 		}
 		f.count(r)
-		if r.Outcome == Delivered {
+		reason, over := f.givenUp(r)
+		switch {
+		case r.Outcome == Delivered:
 			acks[p] = append(acks[p], r.claim)
-		} else {
+		case over:
+			burials[p] = append(burials[p], Burial{Claim: r.claim, Unknown: r.Outcome == Unknown, Reason: reason})
+		default:
 			releases[p] = append(releases[p], Release{Claim: r.claim, Unknown: r.Outcome == Unknown, After: f.backOff(r.claim.Attempt)})
 		}
 	}
@@ -376,6 +400,9 @@ func (f *Firer) settleBatch(ctx context.Context, batch []result) {
 	for p, list := range releases {
 		f.untilWritten(ctx, oldest, len(list), func(ctx context.Context) error { return f.store.Release(ctx, p, list) })
 	}
+	for p, list := range burials {
+		f.bury(ctx, oldest, p, list)
+	}
 	var weight int64
 	for i := range batch {
 		weight += batch[i].weight
@@ -383,6 +410,61 @@ func (f *Firer) settleBatch(ctx context.Context, batch []result) {
 	f.inFlight.Add(-int64(len(batch)))
 	f.bytes.Release(weight)
 	f.window.Release(int64(len(batch)))
+}
+
+// givenUp says whether no further attempt is made after this one, and why. An
+// attempt that was never made says nothing of the timer.
+func (f *Firer) givenUp(r *result) (reason string, over bool) {
+	switch {
+	case r.Outcome == Delivered, errors.Is(r.Err, ErrStale), errors.Is(r.Err, ErrAway):
+		return "", false
+	case r.Outcome == Refused && errors.Is(r.Err, ErrTooLarge):
+		return Reason(r.Err.Error()), true
+	case f.cfg.MaxAttempts > 0 && r.claim.Attempt >= f.cfg.MaxAttempts:
+		why := "not known"
+		if r.Err != nil {
+			why = r.Err.Error()
+		}
+		return Reason(fmt.Sprintf("given up on after %d attempts: %s", r.claim.Attempt, why)), true
+	}
+	return "", false
+}
+
+// bury writes that timers are given up on, and tells of those that are now dead.
+func (f *Firer) bury(ctx context.Context, oldest time.Time, p int, list []Burial) {
+	var dead []bool
+	f.untilWritten(ctx, oldest, len(list), func(ctx context.Context) (err error) {
+		dead, err = f.store.Bury(ctx, p, list)
+		return err
+	})
+	for i, is := range dead {
+		if is {
+			f.stats.Dead.Add(1)
+			f.dead.add(f.cfg.Logger, &list[i])
+			f.cfg.Buried(list[i].Claim, list[i].Reason)
+		}
+	}
+}
+
+// deadLog says that timers are given up on: the first at once, and then how many
+// there were in each stretch of deadSaid, since a stream that stays full may
+// cost thousands.
+type deadLog struct {
+	mu    sync.Mutex
+	at    time.Time // of the last line
+	count int       // since
+}
+
+const deadSaid = 10 * time.Second
+
+func (l *deadLog) add(logger *slog.Logger, b *Burial) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.count++; time.Since(l.at) < deadSaid {
+		return
+	}
+	logger.Warn("gave up on timers; lapse list shows them, lapse retry brings them back", "count", l.count, "topic", b.Topic, "reason", b.Reason)
+	l.at, l.count = time.Now(), 0
 }
 
 // untilWritten repeats write, which is safe to repeat, until Redis has taken

@@ -22,6 +22,7 @@ const slots = 16384
 //	<prefix>:{p}:h:<topic>:<id>  shadow hash: payload and all that is known
 //	<prefix>:{p}:due             backup set: score = next attention, ms
 //	<prefix>:{p}:tried           timers claimed at least once in this life: score = due, ms
+//	<prefix>:{p}:dead            timers that were given up on: score = due, ms
 //	<prefix>:{p}:rev             last revision given out
 //	<prefix>:{p}:probe:<random>  asks at the start what the Redis user may do; gone at once
 //	<prefix>:meta                data version, partition count, deployment id
@@ -78,6 +79,9 @@ func (k *Keys) Due(p int) string { return k.in(p, "due") }
 
 // Tried is the set of the partition's timers that were claimed in this life.
 func (k *Keys) Tried(p int) string { return k.in(p, "tried") }
+
+// Dead is the set of the partition's timers that were given up on.
+func (k *Keys) Dead(p int) string { return k.in(p, "dead") }
 
 // Rev is the revision counter of the partition.
 func (k *Keys) Rev(p int) string { return k.in(p, "rev") }

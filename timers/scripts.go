@@ -22,6 +22,10 @@ var (
 	luaAck string
 	//go:embed lua/release.lua
 	luaRelease string
+	//go:embed lua/bury.lua
+	luaBury string
+	//go:embed lua/retry.lua
+	luaRetry string
 	//go:embed lua/due.lua
 	luaDue string
 	//go:embed lua/list.lua
@@ -42,6 +46,8 @@ var (
 	scriptClaim   = redis.NewScript(luaPrelude + luaClaim)
 	scriptAck     = redis.NewScript(luaPrelude + luaAck)
 	scriptRelease = redis.NewScript(luaPrelude + luaRelease)
+	scriptBury    = redis.NewScript(luaPrelude + luaBury)
+	scriptRetry   = redis.NewScript(luaPrelude + luaRetry)
 	scriptDue     = redis.NewScript(luaPrelude + luaDue)
 	scriptList    = redis.NewScript(luaPrelude + luaList)
 	scriptStatus  = redis.NewScript(luaPrelude + luaStatus)

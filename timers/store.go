@@ -42,7 +42,7 @@ func NewStore(rdb redis.UniversalClient, keys *Keys) *Store {
 	return &Store{rdb: rdb, keys: keys}
 }
 
-// AwaitReplicas makes [Store.Set] and [Store.Cancel] wait until at least n
+// AwaitReplicas makes [Store.Set], [Store.Cancel] and [Store.Retry] wait until at least n
 // replicas have the change, for the given time at most, in whole milliseconds.
 // Without enough of them they give [ErrReplicas]. It must come before they are
 // used; 0 is the default.
@@ -136,7 +136,7 @@ type SetResult struct {
 // (nothing was stored) or [ErrUnconfirmed] (it may have been). It must not be
 // repeated blindly: a late repeat would raise a timer cancelled in between.
 func (s *Store) Set(ctx context.Context, p int, items []SetItem) ([]SetResult, error) {
-	keys := append(make([]string, 0, 3+2*len(items)), s.keys.Due(p), s.keys.Tried(p), s.keys.Rev(p))
+	keys := append(make([]string, 0, 4+2*len(items)), s.keys.Due(p), s.keys.Tried(p), s.keys.Rev(p))
 	args := append(make([]any, 0, 1+6*len(items)), MaxDelay.Milliseconds())
 	trigger, shadow := s.keys.TriggerPrefix(p), s.keys.ShadowPrefix(p)
 	for i := range items {
@@ -151,6 +151,7 @@ func (s *Store) Set(ctx context.Context, p int, items []SetItem) ([]SetResult, e
 		}
 		args = append(args, member, kind, n, it.Payload, it.Headers, it.Schedule)
 	}
+	keys = append(keys, s.keys.Dead(p))
 	out, err := s.runKept(ctx, scriptSet, keys, args).Slice()
 	if err != nil {
 		return nil, writeError(err)
@@ -180,6 +181,8 @@ const (
 	Cancelled
 	// CancelTooLate: it was or may be delivered; no further attempt is made.
 	CancelTooLate
+	// CancelDead: it was dead and is gone; an attempt may have been delivered.
+	CancelDead
 )
 
 // CancelResult is the outcome of a cancel and the rev of the life it met.
@@ -192,7 +195,7 @@ type CancelResult struct {
 // of [Store.Set], and like it, it must not be repeated blindly. The number is
 // how many inconsistent records it removed on the way.
 func (s *Store) Cancel(ctx context.Context, p int, refs []Ref) ([]CancelResult, int, error) {
-	keys, args := s.refKeys(p, refs), make([]any, 0, len(refs))
+	keys, args := append(s.refKeys(p, refs), s.keys.Dead(p)), make([]any, 0, len(refs))
 	for _, r := range refs {
 		args = append(args, r.Member())
 	}
@@ -217,7 +220,7 @@ func (s *Store) Get(ctx context.Context, refs []Ref) ([]*Timer, error) {
 	cmds := make([]*redis.SliceCmd, len(refs))
 	_, err := s.rdb.Pipelined(ctx, func(p redis.Pipeliner) error {
 		for i, r := range refs {
-			cmds[i] = p.HMGet(ctx, s.keys.Shadow(r), "p", "h", "d", "r", "s", "a", "k", "u", "c")
+			cmds[i] = p.HMGet(ctx, s.keys.Shadow(r), "p", "h", "d", "r", "s", "a", "k", "u", "c", "f")
 		}
 		return nil
 	})
@@ -227,7 +230,7 @@ func (s *Store) Get(ctx context.Context, refs []Ref) ([]*Timer, error) {
 	out := make([]*Timer, len(refs))
 	for i, cmd := range cmds {
 		v := cmd.Val()
-		if cmd.Err() != nil || len(v) < 9 || v[0] == nil || v[2] == nil || v[3] == nil {
+		if cmd.Err() != nil || len(v) < 10 || v[0] == nil || v[2] == nil || v[3] == nil {
 			continue
 		}
 		t := &Timer{
@@ -245,6 +248,9 @@ func (s *Store) Get(ctx context.Context, refs []Ref) ([]*Timer, error) {
 		}
 		if v[6] != nil || v[7] != nil {
 			t.State = Firing
+		}
+		if v[9] != nil {
+			t.State, t.Reason = Dead, Reason(text(v[9]))
 		}
 		if v[8] != nil {
 			t.Fired = time.UnixMilli(integer(v[8]))
@@ -418,7 +424,7 @@ func (s *Store) Discard(ctx context.Context, p int, members []string) error {
 // It gives where to go on, "0" at the end, and how many it mended or removed.
 // The cost of a step does not depend on how many keys there are.
 func (s *Store) Patrol(ctx context.Context, p int, cursor string, n int) (next string, mended int, err error) {
-	out, err := s.run(ctx, scriptPatrol, []string{s.keys.Due(p)}, []any{s.keys.in(p, ""), cursor, n}).Slice()
+	out, err := s.run(ctx, scriptPatrol, []string{s.keys.Due(p), s.keys.Dead(p)}, []any{s.keys.in(p, ""), cursor, n}).Slice()
 	if err != nil {
 		return cursor, 0, writeError(err)
 	}
@@ -428,25 +434,27 @@ func (s *Store) Patrol(ctx context.Context, p int, cursor string, n int) (next s
 	return text(out[0]), int(integer(out[1])), nil
 }
 
-// Counts is what waits in all partitions.
+// Counts is what waits in all partitions, and what was given up on.
 type Counts struct {
 	Now     time.Time // Redis's clock
 	Pending int64
 	Overdue int64
 	Next    time.Time // the first score in the future; zero when there is none
+	Dead    int64     // given up on
 }
 
 // Count counts what waits.
 func (s *Store) Count(ctx context.Context) (Counts, error) {
 	var c Counts
 	for p := range s.keys.Partitions() {
-		out, err := s.run(ctx, scriptStatus, []string{s.keys.Due(p)}, nil).Slice()
+		out, err := s.run(ctx, scriptStatus, []string{s.keys.Due(p), s.keys.Dead(p)}, nil).Slice()
 		if err != nil {
 			return Counts{}, fmt.Errorf("%w: %w", ErrUnavailable, err)
 		}
 		c.Now = time.UnixMicro(integer(out[0]))
 		c.Pending += integer(out[1])
 		c.Overdue += integer(out[2])
+		c.Dead += integer(out[4])
 		if next := milli(integer(out[3])); c.Next.IsZero() || !next.IsZero() && next.Before(c.Next) {
 			c.Next = next
 		}
@@ -487,7 +495,7 @@ func (s *Store) List(ctx context.Context, topic string, after Cursor, limit int)
 	}
 	var all []placed
 	for p := range s.keys.Partitions() {
-		out, err := s.run(ctx, scriptList, []string{s.keys.Due(p), s.keys.Tried(p)},
+		out, err := s.run(ctx, scriptList, []string{s.keys.Due(p), s.keys.Tried(p), s.keys.Dead(p)},
 			[]any{s.keys.ShadowPrefix(p), topic, from, after.Member, limit, scanBudget}).Slice()
 		if err != nil {
 			return nil, Cursor{}, false, fmt.Errorf("%w: %w", ErrUnavailable, err)
@@ -498,8 +506,11 @@ func (s *Store) List(ctx context.Context, topic string, after Cursor, limit int)
 				continue
 			}
 			t := Timer{Ref: r, Due: time.UnixMilli(integer(v[0])), Rev: integer(v[2]), Attempts: int(integer(v[3])), State: Scheduled}
-			if integer(v[4]) == 1 {
+			switch integer(v[4]) {
+			case 1:
 				t.State = Firing
+			case 2:
+				t.State = Dead
 			}
 			all = append(all, placed{t, Cursor{integer(v[0]), text(v[1])}})
 		}
@@ -525,7 +536,10 @@ func (s *Store) List(ctx context.Context, topic string, after Cursor, limit int)
 }
 
 func (s *Store) refKeys(p int, refs []Ref) []string {
-	keys := append(make([]string, 0, 2+2*len(refs)), s.keys.Due(p), s.keys.Tried(p))
+	return s.appendRefs(append(make([]string, 0, 3+2*len(refs)), s.keys.Due(p), s.keys.Tried(p)), p, refs)
+}
+
+func (s *Store) appendRefs(keys []string, p int, refs []Ref) []string {
 	trigger, shadow := s.keys.TriggerPrefix(p), s.keys.ShadowPrefix(p)
 	for _, r := range refs {
 		member := r.Member()

@@ -52,6 +52,7 @@ type Timer struct {
 	State    State
 	Attempts int       // claims of this life so far
 	Fired    time.Time // the last claim, on Redis's clock; zero before the first
+	Reason   string    // why it was given up on, while it is Dead
 	Schedule string    // as it was asked for
 	Headers  []byte    // opaque here; the service's encoding of the client's headers
 	Payload  []byte

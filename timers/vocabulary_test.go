@@ -142,6 +142,7 @@ func TestKeysArePartOfTheContract(t *testing.T) {
 	require.Equal(t, "timers:{0}:t:orders.close:a:b", k.Trigger(r))
 	require.Equal(t, "timers:{0}:h:orders.close:a:b", k.Shadow(r))
 	require.Equal(t, "timers:{0}:due", k.Due(0))
+	require.Equal(t, "timers:{0}:dead", k.Dead(0))
 	require.Equal(t, "timers:{0}:rev", k.Rev(0))
 	require.Equal(t, "timers:meta", k.Meta())
 	require.Equal(t, "timers:{crew}:probe:a1", k.EventProbe("a1"))

@@ -23,7 +23,7 @@ const (
 	ExitFailure  = 1
 	ExitUsage    = 2 // the command line is wrong; nothing was tried
 	ExitNotFound = 3 // there is no such timer
-	ExitConflict = 4 // too late: the timer is or may be being delivered
+	ExitConflict = 4 // too late: the timer is or may be being delivered; or a retry of one that is not dead
 )
 
 // Info is what main knows and the commands need.
@@ -70,7 +70,8 @@ published on NATS when the time comes.
   lapse set orders.close --in 30m --data '{"order":42}'
   lapse watch                                         see what fires
 
-Exit codes: 0 done, 1 failure, 2 wrong usage, 3 no such timer, 4 too late.`,
+Exit codes: 0 done, 1 failure, 2 wrong usage, 3 no such timer, 4 too late,
+or a retry of a timer that is not dead.`,
 		Version:       info.Version,
 		SilenceErrors: true, // Execute prints them, on one line
 		SilenceUsage:  true,
@@ -81,7 +82,7 @@ Exit codes: 0 done, 1 failure, 2 wrong usage, 3 no such timer, 4 too late.`,
 		return usage("%v; see %s --help", err, cmd.CommandPath())
 	})
 	root.AddGroup(&cobra.Group{ID: groupTimers, Title: "Timers:"}, &cobra.Group{ID: groupService, Title: "Service:"})
-	for _, cmd := range []*cobra.Command{a.setCmd(), a.getCmd(), a.cancelCmd(), a.listCmd(), a.watchCmd()} {
+	for _, cmd := range []*cobra.Command{a.setCmd(), a.getCmd(), a.cancelCmd(), a.retryCmd(), a.listCmd(), a.watchCmd()} {
 		cmd.GroupID = groupTimers
 		root.AddCommand(cmd)
 	}

@@ -15,6 +15,7 @@ import (
 	"github.com/nats-io/nats.go"
 	"github.com/spf13/cobra"
 
+	"github.com/lapse-timers/lapse/timers/client"
 	"github.com/lapse-timers/lapse/timers/timerstest"
 	"github.com/lapse-timers/lapse/timers/wire"
 )
@@ -143,6 +144,8 @@ func TestUsage(t *testing.T) {
 		"get a b --id c":       {"twice"},
 		"get a b --raw --json": {"--raw and --json"},
 		"cancel a b c":         {`["a" "b" "c"]`},
+		"retry a":              {"id is missing", "lapse retry orders.close order-42"},
+		"retrt a b":            {"did you mean retry?"},
 		"list a b":             {"lapse list orders"},
 		"list --limit=-1":      {"--limit -1"},
 		"watch --count=-1":     {"--count -1"},
@@ -280,9 +283,13 @@ func TestExitCodes(t *testing.T) {
 	stopped := true
 	responder(t, nc, "timers.get.t", refuse(wire.Errorf(wire.NotFound, "there is no timer t:a")))
 	responder(t, nc, "timers.cancel.t", refuse(&wire.Error{Word: wire.Conflict, Message: "too late", State: "firing", Stopped: &stopped}))
+	responder(t, nc, "timers.retry.t", refuse(&wire.Error{Word: wire.Conflict, Message: "it is not dead", State: "scheduled"}))
+	responder(t, nc, "timers.retry.none", refuse(wire.Errorf(wire.NotFound, "there is no timer none:a")))
 	responder(t, nc, "timers.set.t", refuse(wire.Errorf(wire.InvalidSchedule, `schedule "soon": want @in`)))
 	lapse(t, e, "", "get", "t", "a").says(t, ExitNotFound, "there is no timer t:a", "lapse list t")
 	lapse(t, e, "", "cancel", "t", "--id", "a").says(t, ExitConflict, "too late")
+	lapse(t, e, "", "retry", "t", "--id", "a").says(t, ExitConflict, "not dead")
+	lapse(t, e, "", "retry", "none", "a").says(t, ExitNotFound, "there is no timer none:a", "lapse list none")
 	lapse(t, e, "", "set", "t", "--schedule", "soon").says(t, ExitFailure, `schedule "soon": want @in (invalid_schedule)`)
 }
 
@@ -310,6 +317,34 @@ func TestGetAndCancel(t *testing.T) {
 		`{"topic":"t","id":"a b","rev":7,"due":"2030-01-02T03:04:05.678Z","state":"scheduled","attempts":0,"schedule":"@in 1h","headers":{"X":["1","2"]},"payload_base64":"AP8="}`)
 	lapse(t, e, "", "cancel", "t", "a b").ok(t, "t a b is cancelled, rev 7")
 	lapse(t, e, "", "cancel", "t", "a b", "--json").ok(t, `{"topic":"t","id":"a b","rev":7}`)
+}
+
+func TestRetryAndReason(t *testing.T) {
+	srv := timerstest.NATS(t)
+	nc := srv.Connect(t)
+	e := env{"NATS_URL": srv.URL()}
+	responder(t, nc, "timers.retry.t", func(req *nats.Msg) *nats.Msg {
+		body, err := json.Marshal(wire.RetryReply{Topic: "t", ID: string(req.Data), Due: "2030-01-02T03:04:05.678Z", Rev: 7})
+		if err != nil {
+			t.Error(err)
+		}
+		return &nats.Msg{Data: body}
+	})
+	lapse(t, e, "", "retry", "t", "a b").ok(t, "t a b is tried again now, rev 7")
+	lapse(t, e, "", "retry", "t", "--id", "a b", "--json").ok(t, `{"topic":"t","id":"a b","due":"2030-01-02T03:04:05.678Z","rev":7}`)
+	lapse(t, nil, "", "help", "retry").ok(t, "gave up on", "<topic> <id>")
+	responder(t, nc, "timers.get.t", func(req *nats.Msg) *nats.Msg {
+		return &nats.Msg{Header: nats.Header{
+			"Timer-Topic": {"t"}, "Timer-Id": {string(req.Data)}, "Timer-Rev": {"7"}, "Timer-Due": {"2030-01-02T03:04:05.678Z"},
+			"Timer-State": {"dead"}, "Timer-Attempt": {"3"}, "Timer-Schedule": {"@in 1h"}, "Timer-Reason": {"too large"},
+		}}
+	})
+	lapse(t, e, "", "get", "t", "a", "--json").ok(t, `"state":"dead","attempts":3,"reason":"too large"`)
+	var b bytes.Buffer
+	describe(&b, client.Timer{Topic: "t", ID: "a", State: client.Dead, Attempts: 3, Reason: "too large"}, time.Now())
+	if out := b.String(); !strings.Contains(out, "state     dead, attempts 3\n") || !strings.Contains(out, "reason    too large\n") {
+		t.Errorf("described as\n%s", out)
+	}
 }
 
 func TestList(t *testing.T) {
@@ -381,6 +416,8 @@ func TestStatus(t *testing.T) {
 	})
 	lapse(t, e, "", "status").ok(t, "degraded", "subscription degraded: no flags", "12, next 2030-01-02T03:07:05.678Z (in 3m)", "p99 2.25 ms", "(1h ago)", "into TIMERS")
 	lapse(t, e, "", "status", "--json").ok(t, `"pending":12`)
+	s.Dead, s.Counts.Dead = 3, 2
+	lapse(t, e, "", "status").ok(t, "dead       3: ", "lapse retry", "2 given up on")
 	s.Health.Status = "down"
 	if r := lapse(t, e, "", "status"); r.code != ExitFailure || r.err != "" || !strings.Contains(r.out, "down") {
 		t.Errorf("down: %+v", r)

@@ -68,6 +68,7 @@ type timerJSON struct {
 	State    string      `json:"state"`
 	Attempts int         `json:"attempts"`
 	Fired    string      `json:"fired,omitempty"`
+	Reason   string      `json:"reason,omitempty"`
 	Schedule string      `json:"schedule"`
 	Headers  nats.Header `json:"headers,omitempty"`
 	payloadJSON
@@ -76,7 +77,7 @@ type timerJSON struct {
 func timerToJSON(t client.Timer) timerJSON {
 	out := timerJSON{
 		Topic: t.Topic, ID: t.ID, Rev: t.Rev, Due: wire.FormatTime(t.Due), State: string(t.State), Attempts: t.Attempts,
-		Schedule: t.Schedule, Headers: t.Header, payloadJSON: asJSON(t.Payload),
+		Reason: t.Reason, Schedule: t.Schedule, Headers: t.Header, payloadJSON: asJSON(t.Payload),
 	}
 	if !t.Fired.IsZero() {
 		out.Fired = wire.FormatTime(t.Fired)
@@ -90,7 +91,13 @@ func describe(w io.Writer, t client.Timer, now time.Time) {
 	fmt.Fprintf(w, "  due       %s (%s)\n", wire.FormatTime(t.Due), relative(t.Due.Sub(now)))
 	fmt.Fprintf(w, "  state     %s", t.State)
 	if t.Attempts > 0 {
-		fmt.Fprintf(w, ", attempts %d, the last at %s", t.Attempts, wire.FormatTime(t.Fired))
+		fmt.Fprintf(w, ", attempts %d", t.Attempts)
+		if !t.Fired.IsZero() {
+			fmt.Fprintf(w, ", the last at %s", wire.FormatTime(t.Fired))
+		}
+	}
+	if t.Reason != "" {
+		fmt.Fprintf(w, "\n  reason    %s", printable(t.Reason))
 	}
 	fmt.Fprintf(w, "\n  rev       %d\n  schedule  %s\n", t.Rev, printable(t.Schedule))
 	for _, line := range headerLines(t.Header) {

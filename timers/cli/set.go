@@ -180,7 +180,7 @@ func printResult(w io.Writer, r client.Result, json bool, now time.Time) error {
 	return nil
 }
 
-// timerArgs are the topic and the id of get and cancel: the id as second
+// timerArgs are the topic and the id of get, cancel and retry: the id as second
 // argument, or as --id like in set.
 func timerArgs(cmd *cobra.Command, verb string) func(args []string) (topic, id string, err error) {
 	flag := cmd.Flags().String("id", "", "the `id`, instead of the second argument")
@@ -224,6 +224,38 @@ func (a *app) cancelCmd() *cobra.Command {
 			return printJSON(cmd.OutOrStdout(), wire.CancelReply{Topic: topic, ID: id, Rev: rev})
 		}
 		fmt.Fprintf(cmd.OutOrStdout(), "%s %s is cancelled, rev %d\n", topic, printable(id), rev)
+		return nil
+	}
+	return cmd
+}
+
+func (a *app) retryCmd() *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "retry <topic> <id>",
+		Short: "Bring a dead timer back: it is due now",
+		Long: `Bring a timer back that Lapse gave up on: the same life is due now, and its
+attempts are counted anew. lapse list shows which are dead, lapse get why.`,
+	}
+	conn := a.connectionFlags(cmd)
+	timer := timerArgs(cmd, "retry")
+	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		topic, id, err := timer(args)
+		if err != nil {
+			return err
+		}
+		lapse, err := conn.open(cmd.Context())
+		if err != nil {
+			return err
+		}
+		defer lapse.nc.Close()
+		r, err := lapse.Retry(cmd.Context(), topic, id)
+		if err != nil {
+			return hint(err, topic)
+		}
+		if conn.json {
+			return printJSON(cmd.OutOrStdout(), wire.RetryReply{Topic: topic, ID: id, Due: wire.FormatTime(r.Due), Rev: r.Rev})
+		}
+		fmt.Fprintf(cmd.OutOrStdout(), "%s %s is tried again now, rev %d\n", topic, printable(id), r.Rev)
 		return nil
 	}
 	return cmd

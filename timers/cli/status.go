@@ -71,6 +71,9 @@ func summarize(w io.Writer, s client.Status) {
 		line("pending", "%d, %s", s.Pending, next)
 		line("overdue", "%d, in flight %d", s.Overdue, s.InFlight)
 	}
+	if s.Dead > 0 {
+		line("dead", "%d: lapse list shows them, lapse get the reason, lapse retry brings them back", s.Dead)
+	}
 	if s.Lag.Samples > 0 {
 		line("lag", "p50 %.2f ms, p99 %.2f ms, max %.2f ms over the last fires (%d)", s.Lag.P50, s.Lag.P99, s.Lag.Max, s.Lag.Samples)
 	} else {
@@ -78,7 +81,7 @@ func summarize(w io.Writer, s client.Status) {
 	}
 	c := s.Counts
 	line("fired", "%d (%d by event, %d by sweep), %d duplicates", c.Fired, c.FiredEvent, c.FiredSweep, c.Duplicates)
-	line("trouble", "%d refused, %d unknown, %d repaired, %d ignored", c.Refused, c.Unknown, c.Repaired, c.Ignored)
+	line("trouble", "%d refused, %d unknown, %d given up on, %d repaired, %d ignored", c.Refused, c.Unknown, c.Dead, c.Repaired, c.Ignored)
 	delivery := s.Delivery
 	if s.Stream != "" {
 		delivery += " into " + s.Stream

@@ -169,8 +169,9 @@ func TestErrorsOfTheService(t *testing.T) {
 		_, setErr := c.Set(t.Context(), "t", nil, client.In(0))
 		_, getErr := c.Get(t.Context(), "t", "a")
 		_, cancelErr := c.Cancel(t.Context(), "t", "a")
+		_, retryErr := c.Retry(t.Context(), "t", "a")
 		_, listErr := c.ListPage(t.Context(), "t", 0, "")
-		for verb, err := range map[string]error{"set": setErr, "get": getErr, "cancel": cancelErr, "list": listErr} {
+		for verb, err := range map[string]error{"set": setErr, "get": getErr, "cancel": cancelErr, "retry": retryErr, "list": listErr} {
 			<-asked
 			for w, sentinel := range sentinels {
 				if errors.Is(err, sentinel) != (w == word) {
@@ -181,6 +182,35 @@ func TestErrorsOfTheService(t *testing.T) {
 				t.Errorf("%s: %v", word, err)
 			}
 		}
+	}
+}
+
+func TestRetryAndDead(t *testing.T) {
+	nc := timerstest.NATS(t).Connect(t)
+	c := newClient(t, nc)
+	asked := answer(t, nc, "timers.retry.t", func(req *nats.Msg) *nats.Msg {
+		return &nats.Msg{Data: []byte(`{"topic":"t","id":"` + string(req.Data) + `","due":"2030-01-02T03:04:05.678Z","rev":7}`)}
+	})
+	got, err := c.Retry(t.Context(), "t", "a b")
+	due := time.Date(2030, 1, 2, 3, 4, 5, 678_000_000, time.UTC)
+	if err != nil || got != (client.Retried{Topic: "t", ID: "a b", Due: due, Rev: 7}) {
+		t.Errorf("retry: %+v, %v", got, err)
+	}
+	if m := <-asked; string(m.Data) != "a b" || len(asked) != 0 {
+		t.Errorf("asked %q, and %d more", m.Data, len(asked))
+	}
+	if _, err := c.Retry(t.Context(), "", "a"); !errors.Is(err, client.ErrInvalidTopic) {
+		t.Errorf("without a topic: %v", err)
+	}
+	answer(t, nc, "timers.get.t", func(*nats.Msg) *nats.Msg {
+		return &nats.Msg{Data: []byte("payload"), Header: nats.Header{
+			"Timer-Topic": {"t"}, "Timer-Id": {"a"}, "Timer-Rev": {"7"}, "Timer-Due": {"2030-01-02T03:04:05.678Z"},
+			"Timer-State": {"dead"}, "Timer-Attempt": {"3"}, "Timer-Schedule": {"@in 1h"}, "Timer-Reason": {"too large"}, "X": {"1"},
+		}}
+	})
+	timer, err := c.Get(t.Context(), "t", "a")
+	if err != nil || timer.State != client.Dead || timer.Reason != "too large" || timer.Attempts != 3 || len(timer.Header) != 1 {
+		t.Errorf("get: %+v, %v", timer, err)
 	}
 }
 
@@ -218,6 +248,7 @@ func TestForeignReplies(t *testing.T) {
 			answer(t, nc, "timers.>", body(tt.reply))
 			_, setErr := c.Set(t.Context(), "t", nil, client.In(0), client.ID("a"))
 			_, cancelErr := c.Cancel(t.Context(), "t", "a")
+			_, retryErr := c.Retry(t.Context(), "t", "a")
 			_, getErr := c.Get(t.Context(), "t", "a")
 			_, listErr := c.ListPage(t.Context(), "t", 0, "")
 			_, statusErr := c.Status(t.Context())
@@ -228,6 +259,7 @@ func TestForeignReplies(t *testing.T) {
 				}
 			}
 			check("set", setErr, client.ErrUnconfirmed)
+			check("retry", retryErr, client.ErrUnconfirmed)
 			if name != "no due" { // a cancel has none
 				check("cancel", cancelErr, client.ErrUnconfirmed)
 			}
@@ -275,11 +307,14 @@ func TestNoAnswer(t *testing.T) {
 	if _, err = c.Cancel(soon(t, 30*time.Millisecond), "t", "a"); !errors.Is(err, client.ErrUnconfirmed) {
 		t.Errorf("cancel: %v", err)
 	}
+	if _, err = c.Retry(soon(t, 30*time.Millisecond), "t", "a"); !errors.Is(err, client.ErrUnconfirmed) {
+		t.Errorf("retry: %v", err)
+	}
 	if _, err = c.Get(t.Context(), "t", "a"); !errors.Is(err, client.ErrUnavailable) || !errors.Is(err, context.DeadlineExceeded) {
 		t.Errorf("get: %v", err)
 	}
 	// Each was sent once.
-	for _, want := range []string{"timers.set.t", "timers.cancel.t", "timers.get.t"} {
+	for _, want := range []string{"timers.set.t", "timers.cancel.t", "timers.retry.t", "timers.get.t"} {
 		if m := <-asked; m.Subject != want {
 			t.Errorf("asked %s, want %s", m.Subject, want)
 		}

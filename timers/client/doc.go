@@ -1,10 +1,10 @@
-// Package client is how a Go service uses Lapse: it sets, reads, cancels and
-// lists timers by NATS request, and receives what they fire. It works on the
+// Package client is how a Go service uses Lapse: it sets, reads, cancels, retries
+// and lists timers by NATS request, and receives what they fire. It works on the
 // caller's own [nats.Conn] and pulls nothing of Redis into the caller's build.
 //
 // Promises:
 //
-//   - A set or a cancel is sent once. Nothing here sends it again, since a
+//   - A set, a cancel or a retry is sent once. Nothing here sends it again, since a
 //     late repeat would raise a cancelled timer or fire one twice. When its
 //     answer is lost the error matches [ErrUnconfirmed]: get the timer, or set
 //     it again with the same id.

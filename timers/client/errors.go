@@ -29,7 +29,8 @@ var (
 	// ErrNotFound: no such timer; it was never set, or it is over.
 	ErrNotFound = wire.ErrNotFound
 	// ErrConflict: too late, the timer is or may be being delivered. When
-	// [Error] has Stopped true, no further attempt will be made.
+	// [Error] has Stopped true, no further attempt will be made. Of a retry: the
+	// timer is not dead.
 	ErrConflict = wire.ErrConflict
 	// ErrTooLarge: the fired message would exceed what NATS carries.
 	ErrTooLarge = wire.ErrTooLarge

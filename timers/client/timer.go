@@ -62,6 +62,7 @@ type Timer struct {
 	State    State
 	Attempts int       // deliveries tried in this life so far
 	Fired    time.Time // when the last of them began; zero before the first
+	Reason   string    // why it was given up on, while it is Dead
 	Schedule string    // as it was asked for
 	Header   nats.Header
 	Payload  []byte
@@ -132,9 +133,9 @@ func (c *Client) Set(ctx context.Context, topic string, payload []byte, when Whe
 }
 
 // Cancel ends the timer and returns the rev of the life that it ended: that
-// life is never delivered. [ErrNotFound] when there is none; [ErrConflict]
-// when it is or may be being delivered, with Stopped true in the [Error] when
-// no further attempt will be made.
+// life is never delivered. A dead one is dropped. [ErrNotFound] when there is
+// none; [ErrConflict] when it is, or may be, or (State dead in the [Error]) may
+// have been delivered, with Stopped true when no further attempt will be made.
 func (c *Client) Cancel(ctx context.Context, topic, id string) (rev int64, err error) {
 	if err := checkTopic(topic); err != nil {
 		return 0, err
@@ -150,6 +151,36 @@ func (c *Client) Cancel(ctx context.Context, topic, id string) (rev int64, err e
 		return 0, fmt.Errorf("cancel %s: %w", wire.Cut(topic), foreign(m.Subject, reply, true))
 	}
 	return r.Rev, nil
+}
+
+// Retried is the answer to a [Client.Retry].
+type Retried struct {
+	Topic string
+	ID    string
+	Due   time.Time // as it was set, on Redis's clock: a retry does not change it
+	Rev   int64     // as before: it is the same life
+}
+
+// Retry brings a dead timer back: the same life is due now, and its attempts
+// are counted anew. [ErrNotFound] when there is none; [ErrConflict] when it is
+// not dead, with its State and Rev in the [Error]. Like a set it is never sent
+// twice.
+func (c *Client) Retry(ctx context.Context, topic, id string) (Retried, error) {
+	if err := checkTopic(topic); err != nil {
+		return Retried{}, err
+	}
+	m := nats.NewMsg(c.prefix.Retry(topic))
+	m.Data = []byte(id)
+	reply, err := c.request(ctx, m, true)
+	if err != nil {
+		return Retried{}, fmt.Errorf("retry %s: %w", wire.Cut(topic), err)
+	}
+	var r wire.RetryReply
+	due, err := decode(reply.Data, &r, func() (time.Time, error) { return wire.ParseTime(r.Due) })
+	if err != nil || r.Topic != topic || r.ID != id {
+		return Retried{}, fmt.Errorf("retry %s: %w", wire.Cut(topic), foreign(m.Subject, reply, true))
+	}
+	return Retried{Topic: r.Topic, ID: r.ID, Due: due, Rev: r.Rev}, nil
 }
 
 // Get reads the timer. [ErrNotFound] when there is none: never set, cancelled,
@@ -171,6 +202,7 @@ func (c *Client) Get(ctx context.Context, topic, id string) (Timer, error) {
 		Rev:      h.number(wire.HeaderRev),
 		Due:      h.time(wire.HeaderDue),
 		State:    State(h.text(wire.HeaderState)),
+		Reason:   reply.Header.Get(wire.HeaderReason),
 		Schedule: reply.Header.Get(wire.HeaderSchedule),
 		Header:   own(reply.Header),
 		Payload:  reply.Data,

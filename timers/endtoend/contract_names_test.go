@@ -60,6 +60,7 @@ func TestTopics(t *testing.T) {
 			s.refused(t, request("timers.set"+behind, "x", "@in 1h"), 400, "invalid_topic", c.says...)
 			s.refused(t, about("timers.get"+behind, "x"), 400, "invalid_topic", c.says...)
 			s.refused(t, about("timers.cancel"+behind, "x"), 400, "invalid_topic", c.says...)
+			s.refused(t, about("timers.retry"+behind, "x"), 400, "invalid_topic", c.says...)
 			if c.topic != "" { // a list without a topic is of everything
 				s.refused(t, about("timers.list"+behind, ""), 400, "invalid_topic", c.says...)
 			}
@@ -163,6 +164,7 @@ func TestIDsRefused(t *testing.T) {
 			}
 			s.refused(t, about("timers.get.a", c.id), 400, "invalid_id", c.says...)
 			s.refused(t, about("timers.cancel.a", c.id), 400, "invalid_id", c.says...)
+			s.refused(t, about("timers.retry.a", c.id), 400, "invalid_id", c.says...)
 		})
 	}
 	s.unharmed(t)

@@ -31,7 +31,7 @@ func TestReplySubjectsThatLapseMustNotPublishTo(t *testing.T) {
 	good := map[string]*nats.Msg{
 		"set": request("timers.set.kept", "y", "@in 1h"), "set, refused": request("timers.set", "y", "@in 1h"), "set, refused later": request("timers.set.kept", "y", "@at 9999-01-01T00:00:00Z"),
 		"get": about("timers.get.kept", "x"), "get, refused": about("timers.get.kept", ""), "get of none": about("timers.get.kept", "none"),
-		"cancel": about("timers.cancel.kept", "x"), "list": about("timers.list", ""), "list of a topic": about("timers.list.kept", ""), "list, refused": about("timers.list", "{"), "status": about("timers.status", ""),
+		"cancel": about("timers.cancel.kept", "x"), "retry": about("timers.retry.kept", "x"), "list": about("timers.list", ""), "list of a topic": about("timers.list.kept", ""), "list, refused": about("timers.list", "{"), "status": about("timers.status", ""),
 	}
 	sent := 0
 	before := s.stored(t)
@@ -44,7 +44,7 @@ func TestReplySubjectsThatLapseMustNotPublishTo(t *testing.T) {
 	}
 	// The endpoints answer in order, so their answers to these come after
 	// whatever they had to say to the others.
-	for _, m := range []*nats.Msg{about("timers.get.kept", "none"), about("timers.cancel.kept", "none"), about("timers.set.kept", ""), about("timers.set", ""), about("timers.list", "{"), about("timers.list.kept", "{")} {
+	for _, m := range []*nats.Msg{about("timers.get.kept", "none"), about("timers.cancel.kept", "none"), about("timers.retry.kept", "none"), about("timers.set.kept", ""), about("timers.set", ""), about("timers.list", "{"), about("timers.list.kept", "{")} {
 		require.NotEmpty(t, s.ask(t, m).Header.Get("Nats-Service-Error"))
 	}
 	require.Equal(t, sent, s.status(t, "timers").Counts.Ignored)
@@ -72,7 +72,7 @@ func TestReplySubjectsThatLapseMustNotPublishTo(t *testing.T) {
 	// micro's stats have the same figure, by verb.
 	ignored := int64(0)
 	for name, e := range s.stats(t) {
-		if name == "set" || name == "get" || name == "cancel" || name == "list" || name == "status" {
+		if name == "set" || name == "get" || name == "cancel" || name == "retry" || name == "list" || name == "status" {
 			ignored += e.Ignored
 		}
 	}
@@ -148,7 +148,7 @@ func TestMicro(t *testing.T) {
 		subjects[e.Subject] = e.Name
 		require.Equal(t, "q", e.QueueGroup, "micro's default, so that instances share the requests")
 	}
-	for _, subject := range []string{"timers.set.>", "timers.set", "timers.get.>", "timers.get", "timers.cancel.>", "timers.cancel", "timers.list.>", "timers.list", "timers.status"} {
+	for _, subject := range []string{"timers.set.>", "timers.set", "timers.get.>", "timers.get", "timers.cancel.>", "timers.cancel", "timers.retry.>", "timers.retry", "timers.list.>", "timers.list", "timers.status"} {
 		require.Contains(t, subjects, subject)
 	}
 

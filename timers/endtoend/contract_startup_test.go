@@ -54,6 +54,7 @@ func TestStreamsThatAreInTheWay(t *testing.T) {
 		{"over set without topic", []jetstream.StreamConfig{{Name: "BARE", Subjects: []string{"timers.set"}}}, false, []string{"stream BARE", "timers.set"}, true},
 		{"over gets", []jetstream.StreamConfig{{Name: "GETS", Subjects: []string{"timers.get.>"}}}, false, []string{"stream GETS"}, true},
 		{"over cancels", []jetstream.StreamConfig{{Name: "CANCELS", Subjects: []string{"timers.cancel.*"}}}, false, []string{"stream CANCELS"}, true},
+		{"over retries", []jetstream.StreamConfig{{Name: "RETRIES", Subjects: []string{"timers.retry.>"}}}, false, []string{"stream RETRIES"}, true},
 		{"over lists", []jetstream.StreamConfig{{Name: "LISTS", Subjects: []string{"timers.list"}}}, false, []string{"stream LISTS"}, true},
 		{"over the status", []jetstream.StreamConfig{{Name: "STATUS", Subjects: []string{"timers.*", "elsewhere"}}}, false, []string{"stream STATUS"}, true},
 		{"over requests beside a good one", []jetstream.StreamConfig{{Name: "TIMERS", Subjects: []string{"timers.fired.>"}}, {Name: "SETS", Subjects: []string{"timers.set.>"}}}, false, []string{"stream SETS"}, true},

@@ -230,7 +230,7 @@ var scripts = sync.OnceValue(func() map[string]string {
 		return string(b)
 	}
 	names := map[string]string{}
-	for _, name := range []string{"set", "cancel", "claim", "ack", "release"} {
+	for _, name := range []string{"set", "cancel", "claim", "ack", "release", "bury", "retry"} {
 		names[fmt.Sprintf("%x", sha1.Sum([]byte(read("prelude")+read(name))))] = name
 	}
 	return names

@@ -39,8 +39,8 @@ end
 local function decide(i, member, score, shadow)
   local v = redis.pcall('HMGET', shadow, 'r', 'd', 'p', 'h', 'a')
   local rev, d, payload, headers = tonumber(v[1] or ''), tonumber(v[2] or ''), v[3], v[4] or ''
-  -- What only a claim writes is there after the first one: k, u, x, c.
-  local before = v[5] and redis.call('HMGET', shadow, 'k', 'u', 'x', 'c') or untried
+  -- What only a claim or a burial writes is there after the first one: k, u, x, c, f.
+  local before = v[5] and redis.call('HMGET', shadow, 'k', 'u', 'x', 'c', 'f') or untried
   local attempt = tonumber(v[5] or '') or 0
   if v.err or (v[1] or v[2] or payload) and not (rev and d and payload) then
     drop(i)
@@ -48,6 +48,13 @@ local function decide(i, member, score, shadow)
   elseif not rev then
     if score then
       drop(i)
+      out[2] = out[2] + 1
+    end
+  elseif before[5] then
+    -- Dead: not to be claimed until a retry. The backup set has it only where a
+    -- foreign hand put it there.
+    if score then
+      zrem[#zrem + 1] = member
       out[2] = out[2] + 1
     end
   elseif before[1] == token and score then
@@ -92,7 +99,7 @@ for i = 1, n do
 end
 
 if #unlink == 0 then
-  if #due == 0 then
+  if #due == 0 and #zrem == 0 then
     return out
   end
   unlink[1] = KEYS[2] .. ':none' -- never exists; see the prelude on maxmemory

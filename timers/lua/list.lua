@@ -1,13 +1,14 @@
 -- Gives one page of a partition's timers, soonest first by their due time.
 --
--- KEYS  due, tried
+-- KEYS  due, tried, dead
 -- ARGV  shadow prefix, topic or "", due (ms) of the cursor or "", member of the cursor,
 --       most timers, most members to look at
 -- Gives {end due (ms) or -1, end member, then per timer: due (ms), member, rev, attempts,
---        1 when firing}; the end is how far the page reaches, -1 when nothing is beyond.
+--        0 scheduled, 1 firing, 2 dead}; the end is how far the page reaches, -1 when nothing is beyond.
 --
 -- The backup score of a claimed timer is not its due time, so those are read from
--- the tried set, whose score is, and skipped in the backup set; the two are merged.
+-- the tried set, whose score is, and skipped in the backup set. Dead ones are in a
+-- set of their own, by due time too. The three are merged.
 -- The order is by score and then by the bytes of the member, as in a sorted set,
 -- whatever the server's locale. Reads only.
 
@@ -54,7 +55,8 @@ local function peek(source)
   return member, tonumber(source.flat[source.at + 1] or '')
 end
 
-local plain, tried = read(KEYS[1]), read(KEYS[2])
+local plain, tried, dead = read(KEYS[1]), read(KEYS[2]), read(KEYS[3])
+local sources = {plain, tried, dead}
 local displaced = {}
 for i = 1, #plain.flat, 2000 do
   local members = {}
@@ -79,39 +81,39 @@ end
 
 local out, count = {-1, ''}, 0
 while true do
-  local a, a_due = peek(plain)
-  local b, b_due = peek(tried)
-  -- Where one side was cut, what the other has beyond that point must wait.
-  if (not a and plain.more) or (not b and tried.more) then
+  local from, member, due = nil, nil, nil
+  local cut = false
+  for _, source in ipairs(sources) do
+    local m, d = peek(source)
+    if not m then
+      cut = cut or source.more
+    elseif not from or d < due or (d == due and before(m, member)) then
+      from, member, due = source, m, d
+    end
+  end
+  -- Where one side was cut, what the others have beyond that point must wait.
+  if cut then
     break
   end
-  if not a and not b then
+  if not from then
     out[1], out[2] = -1, ''
     break
   end
   if count == most then
     break
   end
-  local member, due
-  if a and (not b or a_due < b_due or (a_due == b_due and before(a, b))) then
-    member, due = a, a_due
-    plain.at = plain.at + 2
-    if displaced[a] then
-      member = nil
-    end
-    out[1], out[2] = a_due, a
-  else
-    member, due = b, b_due
-    tried.at = tried.at + 2
-    out[1], out[2] = b_due, b
+  from.at = from.at + 2
+  out[1], out[2] = due, member
+  if from == plain and displaced[member] then
+    member = nil
   end
   if member and wanted(member) then
-    local v = redis.pcall('HMGET', ARGV[1] .. member, 'd', 'r', 'a', 'k', 'u')
-    if not v.err and v[1] and v[2] then
+    local v = redis.pcall('HMGET', ARGV[1] .. member, 'd', 'r', 'a', 'k', 'u', 'f')
+    if not v.err and v[1] and v[2] and (v[6] and true or false) == (from == dead) then
       count = count + 1
       local n = #out
       out[n + 1], out[n + 2], out[n + 3] = tonumber(v[1]), member, tonumber(v[2])
-      out[n + 4], out[n + 5] = tonumber(v[3] or '0'), (v[4] or v[5]) and 1 or 0
+      out[n + 4], out[n + 5] = tonumber(v[3] or '0'), v[6] and 2 or (v[4] or v[5]) and 1 or 0
     end
   end
 end

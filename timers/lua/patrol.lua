@@ -1,18 +1,18 @@
 -- Looks at a stretch of the keyspace for records that the backup set does not
 -- know of, which nothing else would ever meet.
 --
--- KEYS  due
+-- KEYS  due, dead
 -- ARGV  what the keys of the partition begin with, cursor, how many keys to look at
 -- Gives {next cursor, "0" at the end; records mended or removed}
 --
 -- A shadow that is whole goes back into the backup set, with its due time as
--- its score; what is not is removed, and so is a trigger of no timer that has no
+-- its score, and one that is dead into the set of those; what is not is removed, and so is a trigger of no timer that has no
 -- TTL. Records are named from what the scan finds: they share the slot of the
 -- set. Safe to run at any time: what a script of ours has written fits together.
 
 local base = ARGV[1]
 local page = redis.call('SCAN', ARGV[2], 'MATCH', (string.gsub(base, '[%*%?%[%]\\]', '\\%0')) .. '[ht]:*', 'COUNT', ARGV[3])
-local keys, gone, scores = page[2], {}, {}
+local keys, gone, scores, dead = page[2], {}, {}, {}
 -- COUNT is about how many there are at a time; a table in the middle of its growth
 -- may give more.
 for first = 1, #keys, 1000 do
@@ -24,10 +24,15 @@ for first = 1, #keys, 1000 do
   for i = 1, #members do
     local key = keys[first + i - 1]
     if not known[i] and string.sub(key, #base + 1, #base + 1) == 'h' then
-      local v = redis.pcall('HMGET', key, 'd', 'r', 'p')
+      local v = redis.pcall('HMGET', key, 'd', 'r', 'p', 'f')
       if not v.err and tonumber(v[1] or '') and tonumber(v[2] or '') and v[3] then
-        scores[#scores + 1] = v[1]
-        scores[#scores + 1] = members[i]
+        if not v[4] then
+          scores[#scores + 1] = v[1]
+          scores[#scores + 1] = members[i]
+        elseif not redis.call('ZSCORE', KEYS[2], members[i]) then
+          dead[#dead + 1] = v[1]
+          dead[#dead + 1] = members[i]
+        end
       else
         gone[#gone + 1] = key
       end
@@ -39,10 +44,13 @@ end
 
 -- The first write may not grow, so that it goes through over maxmemory; the key
 -- never exists.
-if #gone + #scores > 0 then
+if #gone + #scores + #dead > 0 then
   redis.call('UNLINK', KEYS[1] .. ':none', unpack(gone, 1, math.min(#gone, 1000)))
 end
 for i = 1, #scores, 1000 do
   redis.call('ZADD', KEYS[1], unpack(scores, i, math.min(i + 999, #scores)))
 end
-return {page[1], #scores / 2 + math.min(#gone, 1000)}
+for i = 1, #dead, 1000 do
+  redis.call('ZADD', KEYS[2], unpack(dead, i, math.min(i + 999, #dead)))
+end
+return {page[1], (#scores + #dead) / 2 + math.min(#gone, 1000)}

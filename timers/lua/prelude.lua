@@ -5,7 +5,7 @@
 --
 -- Fields of a shadow hash: p payload, h headers (absent when there are none),
 -- d due (ms), r rev, s schedule (absent when it is "@at" and d as RFC 3339); a attempts, from the first on; while claimed k
--- token and c claimed at (ms); u "1" once an attempt ended without a known outcome,
+-- token and c claimed at (ms); f why it was given up on, while it is dead; u "1" once an attempt ended without a known outcome,
 -- for the rest of this life; x "1" once a cancel came too late: no further attempt.
 --
 -- Lua does not roll back, and over maxmemory Redis refuses a script whose first

@@ -1,6 +1,6 @@
 -- Stores timers, each replacing the life of the same name in one step.
 --
--- KEYS  due, tried, rev, then per timer: trigger, shadow
+-- KEYS  due, tried, rev, then per timer: trigger, shadow; last: dead
 -- ARGV  longest delay (ms), then per timer: member, kind, n, payload, headers, schedule
 --       kind "in": n is a delay in microseconds; "at": n is a time in ms; "due": the
 --       same, where the schedule says what is written from the due time when absent
@@ -16,9 +16,9 @@
 
 local longest = tonumber(ARGV[1])
 local last = tonumber(redis.call('GET', KEYS[3]) or '0') or 0
-local n = (#KEYS - 3) / 2
+local n = (#KEYS - 4) / 2
 local out, members, scores, replaced, retried = {now_us}, {}, {}, {}, {}
-local writer, dues, revs = {}, {}, {} -- of a name that comes twice only the last is written
+local first, writer, dues, revs = {}, {}, {}, {} -- of a name that comes twice only the last is written
 
 for i = 1, n do
   members[i] = ARGV[6 * i - 4]
@@ -50,6 +50,7 @@ for i = 1, n do
     end
     last = math.max(last + 1, now_us)
     rev = last
+    first[member] = first[member] or i
     writer[member], dues[i], revs[i] = i, int(due), int(rev)
     scores[#scores + 1] = dues[i]
     scores[#scores + 1] = member
@@ -75,7 +76,13 @@ end
 local function write(member, shadow, ...)
   local answer = redis.pcall('HSET', shadow, ...)
   if type(answer) == 'table' or answer * 2 < select('#', ...) then
-    -- Something stood there that the backup set did not know of.
+    -- Something stood there that the backup set did not know of: a dead timer, or
+    -- what a foreign hand left.
+    local reason = redis.pcall('HGET', shadow, 'f')
+    if type(reason) == 'string' then
+      out[3 * first[member] + 1] = 'dead'
+      redis.pcall('ZREM', KEYS[#KEYS], member) -- a foreign type must not stop it half-way
+    end
     redis.call('UNLINK', shadow)
     redis.call('ZREM', KEYS[2], member)
     redis.call('HSET', shadow, ...)

@@ -1,8 +1,8 @@
 -- Counts what waits in a partition.
 --
--- KEYS  due
--- Gives {now (us), pending, overdue, next score in the future (ms) or -1}. Reads only.
+-- KEYS  due, dead
+-- Gives {now (us), pending, overdue, next score in the future (ms) or -1, dead}. Reads only.
 
 local following = redis.call('ZRANGEBYSCORE', KEYS[1], '(' .. int(now), '+inf', 'WITHSCORES', 'LIMIT', 0, 1)
 return {now_us, redis.call('ZCARD', KEYS[1]), redis.call('ZCOUNT', KEYS[1], '-inf', int(now)),
-  tonumber(following[2] or '-1')}
+  tonumber(following[2] or '-1'), redis.call('ZCARD', KEYS[2])}

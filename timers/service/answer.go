@@ -52,8 +52,11 @@ func (s *Service) storeError(verb string, err error) *wire.Error {
 	case errors.Is(err, timers.ErrReplicas):
 		return wire.Errorf(wire.Unconfirmed, "it was carried out, but too few replicas of Redis have confirmed it (LAPSE_MIN_REPLICAS): a failover may lose it; get it, or %s it again with the same id", verb)
 	case errors.Is(err, timers.ErrUnconfirmed):
-		if verb == "cancel" {
+		switch verb {
+		case "cancel":
 			return wire.Errorf(wire.Unconfirmed, "the reply of Redis was lost: it may have been cancelled; get it, or cancel it again")
+		case "retry":
+			return wire.Errorf(wire.Unconfirmed, "the reply of Redis was lost: it may have been brought back; get it, or retry it again")
 		}
 		return wire.Errorf(wire.Unconfirmed, "the reply of Redis was lost: it may be stored; get it, or set it again with the same id")
 	}
@@ -160,6 +163,45 @@ func (s *Service) runCancels(ctx context.Context, batch []refRequest) {
 				stopped := true
 				e.State, e.Rev, e.Stopped = wire.StateFiring, res.Rev, &stopped
 				s.fail(r.request, e)
+			case timers.CancelDead:
+				e := wire.Errorf(wire.Conflict, "too late: timer %+q of topic %s was given up on after an attempt that may have been delivered; it is gone now", wire.Cut(r.ID), r.Topic)
+				stopped := true
+				e.State, e.Rev, e.Stopped = wire.StateDead, res.Rev, &stopped
+				s.fail(r.request, e)
+			default:
+				s.fail(r.request, notFound(r.Ref))
+			}
+		}
+	})
+}
+
+func (s *Service) runRetries(ctx context.Context, batch []refRequest) {
+	perPartition(batch, func(r refRequest) int { return s.cfg.Store.Keys().Partition(r.Ref) }, func(p int, part []refRequest) {
+		if part = expired(s, part, func(r refRequest) request { return r.request }); len(part) == 0 {
+			return
+		}
+		ctx, cancel := context.WithTimeout(ctx, s.cfg.RequestTimeout)
+		results, now, err := s.cfg.Store.Retry(ctx, p, refsOf(part))
+		cancel()
+		if err != nil {
+			if errors.Is(err, timers.ErrUnconfirmed) {
+				s.cfg.Scheduled(p, time.Time{}) // something may be due
+			}
+			e := s.storeError("retry", err)
+			for _, r := range part {
+				s.fail(r.request, e)
+			}
+			return
+		}
+		for i, r := range part {
+			switch res := results[i]; res.Outcome {
+			case timers.Retried:
+				s.cfg.Scheduled(p, now)
+				s.respondJSON(r.request, wire.RetryReply{Topic: r.Topic, ID: r.ID, Due: wire.FormatTime(res.Due), Rev: res.Rev})
+			case timers.RetryNotDead:
+				e := wire.Errorf(wire.Conflict, "timer %+q of topic %s is not dead: it is %s and needs no retry", wire.Cut(r.ID), r.Topic, res.State)
+				e.State, e.Rev = string(res.State), res.Rev
+				s.fail(r.request, e)
 			default:
 				s.fail(r.request, notFound(r.Ref))
 			}
@@ -189,7 +231,13 @@ func (s *Service) runGets(ctx context.Context, batch []refRequest) {
 			continue
 		}
 		h := getHeaders(t)
-		if size, most := headerSize(h)+len("NATS/1.0\r\n\r\n")+len(t.Payload), int(s.cfg.Conn.MaxPayload()); size > most {
+		size, most := messageSize(h, t.Payload), int(s.cfg.Conn.MaxPayload())
+		if size > most && t.State == timers.Dead {
+			// The bound of a set knows of no reason; the payload is worth more.
+			h.Del(wire.HeaderReason)
+			size = messageSize(h, t.Payload)
+		}
+		if size > most {
 			s.fail(r.request, wire.Errorf(wire.TooLarge, "the timer has %d bytes with its headers, the NATS server takes %d", size, most))
 			continue
 		}

@@ -3,7 +3,9 @@ package service
 import (
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
+	"strings"
 	"sync"
 	"time"
 
@@ -98,7 +100,7 @@ func (c *Core) Run(ctx context.Context) error {
 			for {
 				select {
 				case a := <-c.queue:
-					a.done(timers.Delivery{Outcome: timers.Refused, Err: ctx.Err()})
+					a.done(timers.Delivery{Outcome: timers.Refused, Err: fmt.Errorf("%w: the process ends", timers.ErrAway)})
 				default:
 					return nil
 				}
@@ -134,10 +136,8 @@ func (c *Core) deliver(ctx context.Context, batch []coreAttempt) {
 		switch err := c.nc.PublishMsg(firedMessage(c.prefix, a.claim, a.source)); {
 		case err == nil:
 			written = append(written, a)
-		case neverWritten(err):
-			a.done(timers.Delivery{Outcome: timers.Refused, Err: err})
 		default:
-			a.done(timers.Delivery{Outcome: timers.Unknown, Err: err})
+			a.done(notWritten(err))
 		}
 	}
 	if len(written) == 0 {
@@ -222,7 +222,7 @@ func (c *Core) asyncError(_ *nats.Subscription, err error) {
 	default:
 	}
 	if first {
-		c.logger.Error("NATS does not permit publishing fired timers; they are kept and tried again", "subject", subject)
+		sayDenied(c.logger, subject, strings.HasPrefix(subject, c.prefix.Dead("")+"."))
 	}
 }
 

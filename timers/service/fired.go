@@ -19,7 +19,15 @@ const msgIDLength = 24
 // msgID is the same for every attempt and every path of one fire of one life,
 // and another for every other: a stream stores the copies once as long as they
 // fall into its duplicate window, and never swallows an id that was set again.
-func msgID(prefix wire.Prefix, c *timers.Claim) string {
+func msgID(prefix wire.Prefix, c *timers.Claim) string { return hashID(prefix, c) }
+
+// deadID is the message id of an announcement: the same for every copy of one
+// burial, and another for the next one of the same life.
+func deadID(prefix wire.Prefix, c *timers.Claim) string {
+	return hashID(prefix, c, "dead", strconv.FormatInt(c.Fired.UnixMilli(), 10))
+}
+
+func hashID(prefix wire.Prefix, c *timers.Claim, more ...string) string {
 	b := make([]byte, 0, 160)
 	for _, s := range [...]string{string(prefix), c.Topic, c.ID} {
 		b = binary.AppendUvarint(b, uint64(len(s)))
@@ -27,6 +35,9 @@ func msgID(prefix wire.Prefix, c *timers.Claim) string {
 	}
 	b = binary.BigEndian.AppendUint64(b, uint64(c.Rev))
 	b = binary.BigEndian.AppendUint64(b, uint64(c.Due.UnixMilli()))
+	for _, s := range more {
+		b = append(b, s...)
+	}
 	sum := sha256.Sum256(b)
 	return base64.RawURLEncoding.EncodeToString(sum[:msgIDLength*6/8])
 }
@@ -67,6 +78,9 @@ func getHeaders(t *timers.Timer) nats.Header {
 	h.Set(wire.HeaderAttempt, strconv.Itoa(t.Attempts))
 	h.Set(wire.HeaderSchedule, t.Schedule)
 	h.Set(wire.HeaderState, string(t.State))
+	if t.State == timers.Dead {
+		h.Set(wire.HeaderReason, t.Reason)
+	}
 	if !t.Fired.IsZero() {
 		h.Set(wire.HeaderFired, wire.FormatTime(t.Fired))
 	}

@@ -44,6 +44,17 @@ func TestMsgIDIsStableAndOnePerFire(t *testing.T) {
 	}
 }
 
+func TestDeadIDIsOnePerBurial(t *testing.T) {
+	c := claimed()
+	id := deadID("timers", c)
+	require.NotEqual(t, msgID("timers", c), id, "a stream that has the fire must take the announcement")
+	again := claimed()
+	again.Token, again.Attempt = "other", 9
+	require.Equal(t, id, deadID("timers", again))
+	again.Fired = again.Fired.Add(time.Millisecond)
+	require.NotEqual(t, id, deadID("timers", again), "the same life, given up on once more")
+}
+
 func TestHeadersSurviveTheStore(t *testing.T) {
 	h := nats.Header{"traceparent": {"00-1-2-03"}, "X-Many": {"a", "", "c: d"}, "x-many": {"é"}, "Empty": {""}}
 	b := encodeHeaders(h)

@@ -72,6 +72,11 @@ func headerSize(h nats.Header) int {
 	return n
 }
 
+// messageSize is the length of a message on the wire, as max_payload counts it.
+func messageSize(h nats.Header, payload []byte) int {
+	return len("NATS/1.0\r\n\r\n") + headerSize(h) + len(payload)
+}
+
 // Most that Lapse adds to a message: the version line, the last line break,
 // and its own headers beside topic, id and schedule, at their longest.
 const ownHeaders = len("NATS/1.0\r\n\r\n") +

@@ -42,6 +42,8 @@ type JetStream struct {
 	sub    *nats.Subscription
 	stream atomic.Pointer[stream]
 	wake   chan struct{} // one slot: look at the connection and the stream
+	lower  atomic.Bool   // the stream refused a message for its size since the last look at its limit
+	limit  sync.Mutex    // held by who looks at it for that reason
 
 	mu      sync.Mutex
 	next    uint64
@@ -57,6 +59,7 @@ type attempt struct {
 	id       uint64
 	subject  string
 	deadline time.Time
+	dead     bool                  // an announcement, which says nothing of how firing is
 	done     func(timers.Delivery) // nil once settled; guarded by JetStream.mu
 }
 
@@ -143,8 +146,13 @@ func (j *JetStream) Publish(c *timers.Claim, source timers.Source, done func(tim
 		done(timers.Delivery{Outcome: timers.Refused, Err: timers.ErrStale})
 		return
 	}
-	msg := firedMessage(j.prefix, c, source)
-	a := &attempt{subject: msg.Subject, deadline: time.Now().Add(j.wait), done: done}
+	j.send(firedMessage(j.prefix, c, source), false, done)
+}
+
+// send publishes a message that the stream covers and calls done once, with
+// what became of it.
+func (j *JetStream) send(msg *nats.Msg, dead bool, done func(timers.Delivery)) {
+	a := &attempt{subject: msg.Subject, deadline: time.Now().Add(j.wait), dead: dead, done: done}
 	j.mu.Lock()
 	j.next++
 	a.id = j.next
@@ -154,18 +162,26 @@ func (j *JetStream) Publish(c *timers.Claim, source timers.Source, done func(tim
 
 	msg.Reply = j.inbox + strconv.FormatUint(a.id, 36)
 	if err := j.nc.PublishMsg(msg); err != nil {
-		outcome := timers.Unknown
-		if neverWritten(err) {
-			outcome = timers.Refused
-		}
-		j.settle(a, timers.Delivery{Outcome: outcome, Err: err})
+		j.settle(a, notWritten(err))
 	}
+}
+
+// notWritten is what an error of the library says of a publish.
+func notWritten(err error) timers.Delivery {
+	switch {
+	case errors.Is(err, nats.ErrMaxPayload):
+		return timers.Delivery{Outcome: timers.Refused, Err: fmt.Errorf("%w: max_payload of the NATS server is less", timers.ErrTooLarge)}
+	case errors.Is(err, nats.ErrReconnectBufExceeded), errors.Is(err, nats.ErrConnectionClosed), errors.Is(err, nats.ErrConnectionDraining):
+		return timers.Delivery{Outcome: timers.Refused, Err: fmt.Errorf("%w: %w", timers.ErrAway, err)}
+	case neverWritten(err):
+		return timers.Delivery{Outcome: timers.Refused, Err: err}
+	}
+	return timers.Delivery{Outcome: timers.Unknown, Err: err}
 }
 
 // neverWritten recognises errors from before a byte left.
 func neverWritten(err error) bool {
 	for _, e := range []error{
-		nats.ErrReconnectBufExceeded, nats.ErrConnectionClosed, nats.ErrConnectionDraining, nats.ErrMaxPayload,
 		nats.ErrBadSubject, nats.ErrHeadersNotSupported, nats.ErrBadHeaderMsg, nats.ErrInvalidMsg,
 	} {
 		if errors.Is(err, e) {
@@ -320,7 +336,12 @@ func (j *JetStream) acknowledged(m *nats.Msg) {
 		return
 	case ack.Error != nil && ack.Error.ErrCode != 0:
 		d = timers.Delivery{Outcome: timers.Refused, Err: fmt.Errorf("stream %s refuses: %s (%d)", ack.Stream, ack.Error.Description, ack.Error.ErrCode)}
-		j.refused(d.Err)
+		if ack.Error.ErrCode == errMessageTooLarge || ack.Error.ErrCode == errHeadersTooLarge {
+			d.Err = fmt.Errorf("%w: %w", timers.ErrTooLarge, d.Err)
+			j.lower.Store(true)
+		} else {
+			j.refused(d.Err)
+		}
 	case ack.Seq > 0:
 		d = timers.Delivery{Outcome: timers.Delivered, Duplicate: ack.Duplicate}
 	default:
@@ -334,6 +355,13 @@ func (j *JetStream) acknowledged(m *nats.Msg) {
 		j.settle(a, d)
 	}
 }
+
+// Refusals of nats-server that no repetition changes (jetstream_errors_generated.go:
+// JSStreamMessageExceedsMaximumErr, JSStreamHeaderExceedsMaximumErr).
+const (
+	errMessageTooLarge = 10054
+	errHeadersTooLarge = 10097
+)
 
 // plainAck recognises the acknowledgement that all but a few are, byte for byte
 // as the server writes it: {"stream":"NAME","seq":123}. Whatever differs is
@@ -382,9 +410,11 @@ func (j *JetStream) settle(a *attempt, d timers.Delivery) {
 	}
 }
 
-// expire ends the attempts whose acknowledgement did not come in time.
+// expire ends the attempts whose acknowledgement did not come in time, and says
+// how many of them were fires.
 func (j *JetStream) expire(now time.Time) int {
 	var late []*attempt
+	fires := 0
 	j.mu.Lock()
 	for _, a := range j.queue {
 		if a.deadline.After(now) {
@@ -392,13 +422,16 @@ func (j *JetStream) expire(now time.Time) int {
 		}
 		if a.done != nil {
 			late = append(late, a)
+			if !a.dead {
+				fires++
+			}
 		}
 	}
 	j.mu.Unlock()
 	for _, a := range late {
 		j.settle(a, timers.Delivery{Outcome: timers.Unknown, Err: nats.ErrTimeout})
 	}
-	return len(late)
+	return fires
 }
 
 func (j *JetStream) failAll(err error) {
@@ -417,7 +450,8 @@ func (j *JetStream) failAll(err error) {
 // message and in their order, so the oldest attempt on the subject is meant.
 func (j *JetStream) asyncError(_ *nats.Subscription, err error) {
 	subject, ok := deniedSubject(err)
-	if !ok || !strings.HasPrefix(subject, j.prefix.Fired("")+".") {
+	dead := strings.HasPrefix(subject, j.prefix.Dead("")+".")
+	if !ok || !dead && !strings.HasPrefix(subject, j.prefix.Fired("")+".") {
 		return
 	}
 	j.mu.Lock()
@@ -431,11 +465,19 @@ func (j *JetStream) asyncError(_ *nats.Subscription, err error) {
 	}
 	j.mu.Unlock()
 	if first {
-		j.logger.Error("NATS does not permit publishing fired timers; they are kept and tried again", "subject", subject)
+		sayDenied(j.logger, subject, dead)
 	}
 	if denied != nil {
 		j.settle(denied, timers.Delivery{Outcome: timers.Refused, Err: err})
 	}
+}
+
+func sayDenied(logger *slog.Logger, subject string, dead bool) {
+	if dead {
+		logger.Error("NATS does not permit announcing dead timers; lapse list shows them", "subject", subject)
+		return
+	}
+	logger.Error("NATS does not permit publishing fired timers; they are kept and tried again", "subject", subject)
 }
 
 // deniedSubject is the subject that the server refused to have published to.

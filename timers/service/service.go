@@ -33,7 +33,7 @@ type Config struct {
 	RequestTimeout time.Duration
 	// MaxSize is the largest message, with headers, that can be delivered.
 	MaxSize func() int
-	// Scheduled is told of every timer that was set, so that the reconciler
+	// Scheduled is told of every timer that was set or brought back, so that the reconciler
 	// wakes for it. It must not block.
 	Scheduled func(partition int, due time.Time)
 	// For the reply to a status request: who fires, how it is delivered, the
@@ -55,6 +55,7 @@ type Service struct {
 
 	sets    *batcher[setRequest]
 	cancels *batcher[refRequest]
+	retries *batcher[refRequest]
 	gets    *batcher[refRequest]
 	reads   *batcher[readRequest]
 
@@ -107,11 +108,12 @@ func (r readRequest) size() int { return 64 }
 // New prepares the service; it takes requests once [Service.Run] runs.
 func New(cfg Config) *Service {
 	s := &Service{cfg: cfg, verbs: make(map[string]*verbStats), started: time.Now()}
-	for _, v := range []string{"set", "get", "cancel", "list", "status"} {
+	for _, v := range []string{"set", "get", "cancel", "retry", "list", "status"} {
 		s.verbs[v] = &verbStats{}
 	}
 	s.sets = newBatcher(2, 256, s.runSets)
 	s.cancels = newBatcher(2, 256, s.runCancels)
+	s.retries = newBatcher(2, 256, s.runRetries)
 	s.gets = newBatcher(1, 64, s.runGets)
 	s.reads = newBatcher(2, 1, s.runReads)
 	return s
@@ -129,7 +131,7 @@ func (s *Service) Run(ctx context.Context, ready func(context.Context) error) er
 	svc, err := micro.AddService(s.cfg.Conn.Conn, micro.Config{
 		Name:        s.cfg.Prefix.ServiceName(),
 		Version:     semantic(s.cfg.Version),
-		Description: "Lapse timers: set, get, cancel, list, status",
+		Description: "Lapse timers: set, get, cancel, retry, list, status",
 		Metadata: map[string]string{
 			wire.MetaPrefix:     string(s.cfg.Prefix),
 			wire.MetaDeployment: s.cfg.Store.Deployment(),
@@ -150,7 +152,7 @@ func (s *Service) Run(ctx context.Context, ready func(context.Context) error) er
 
 	work, stop := context.WithCancel(context.WithoutCancel(ctx))
 	var workers errgroup.Group
-	for _, w := range []func(context.Context){s.sets.work, s.cancels.work, s.gets.work, s.reads.work} {
+	for _, w := range []func(context.Context){s.sets.work, s.cancels.work, s.retries.work, s.gets.work, s.reads.work} {
 		workers.Go(func() error { w(work); return nil })
 	}
 	err = s.addEndpoints(svc)
@@ -180,8 +182,10 @@ func (s *Service) Run(ctx context.Context, ready func(context.Context) error) er
 	for _, r := range s.sets.rest() {
 		s.fail(r.request, errBusy)
 	}
-	for _, r := range append(s.cancels.rest(), s.gets.rest()...) {
-		s.fail(r.request, errBusy)
+	for _, b := range []*batcher[refRequest]{s.cancels, s.retries, s.gets} {
+		for _, r := range b.rest() {
+			s.fail(r.request, errBusy)
+		}
 	}
 	for _, r := range s.reads.rest() {
 		s.fail(r.request, errBusy)
@@ -201,6 +205,8 @@ func (s *Service) addEndpoints(svc micro.Service) error {
 		{"get-without-topic", p.Get(""), func(r micro.Request) { s.handleRef(r, "get", s.gets) }},
 		{"cancel", p.Cancel(">"), func(r micro.Request) { s.handleRef(r, "cancel", s.cancels) }},
 		{"cancel-without-topic", p.Cancel(""), func(r micro.Request) { s.handleRef(r, "cancel", s.cancels) }},
+		{"retry", p.Retry(">"), func(r micro.Request) { s.handleRef(r, "retry", s.retries) }},
+		{"retry-without-topic", p.Retry(""), func(r micro.Request) { s.handleRef(r, "retry", s.retries) }},
 		{"list", p.List(">"), s.handleList},
 		{"list-all", p.List(""), s.handleList},
 		{"status", p.Status(), s.handleStatus},
@@ -405,7 +411,7 @@ func (s *Service) send(req request, h nats.Header, body []byte) {
 
 // tooLong is the answer where the reply proper does not fit.
 func tooLong(verb string, size int, most int64) *wire.Error {
-	if verb == "set" || verb == "cancel" {
+	if verb == "set" || verb == "cancel" || verb == "retry" {
 		return wire.Errorf(wire.Unconfirmed, "it was carried out, but the reply of %d bytes is larger than max_payload of NATS, %d", size, most)
 	}
 	return wire.Errorf(wire.TooLarge, "the reply of %d bytes is larger than max_payload of NATS, %d", size, most)

@@ -28,7 +28,7 @@ func (s *Service) status(ctx context.Context) wire.StatusReply {
 		Lag:      wire.LagStats{Samples: lag.Samples, P50: milliseconds(lag.P50), P99: milliseconds(lag.P99), Max: milliseconds(lag.Max)},
 		Counts: wire.CountStats{
 			Fired: event + sweep, FiredEvent: event, FiredSweep: sweep, Duplicates: stats.Duplicates.Load(),
-			Refused: stats.Refused.Load(), Unknown: stats.Unknown.Load(), Stale: stats.Stale.Load(), Repaired: stats.Repaired.Load(),
+			Refused: stats.Refused.Load(), Unknown: stats.Unknown.Load(), Stale: stats.Stale.Load(), Dead: stats.Dead.Load(), Repaired: stats.Repaired.Load(),
 			HintsDropped: stats.HintsDropped.Load(), ClaimErrors: stats.ClaimErrors.Load(), SettleFailures: stats.SettleFailures.Load(),
 			Ignored: s.ignored.Load(),
 		},
@@ -38,9 +38,9 @@ func (s *Service) status(ctx context.Context) wire.StatusReply {
 	c, err := s.cfg.Store.Count(ask)
 	cancel()
 	if err != nil {
-		reply.CountError = "Redis cannot be read now: pending, next_due, overdue and now are not known"
+		reply.CountError = "Redis cannot be read now: pending, next_due, overdue, dead and now are not known"
 	} else {
-		reply.Now, reply.Pending, reply.Overdue = wire.FormatTime(c.Now), c.Pending, c.Overdue
+		reply.Now, reply.Pending, reply.Overdue, reply.Dead = wire.FormatTime(c.Now), c.Pending, c.Overdue, c.Dead
 		if !c.Next.IsZero() {
 			reply.NextDue = wire.FormatTime(c.Next)
 		}

@@ -37,6 +37,7 @@ type stream struct {
 	maxMsgSize int // bytes with headers, 0 for no limit of its own
 	duplicates time.Duration
 	made       bool
+	dead       bool   // it covers the announcements of dead timers too
 	ack        []byte // how the server begins a plain acknowledgement of it
 }
 
@@ -52,7 +53,7 @@ func CheckRequests(ctx context.Context, nc *nats.Conn, prefix wire.Prefix) error
 	if err != nil {
 		return err
 	}
-	for _, verb := range []func(string) string{prefix.Set, prefix.Get, prefix.Cancel, prefix.List, func(string) string { return prefix.Status() }} {
+	for _, verb := range []func(string) string{prefix.Set, prefix.Get, prefix.Cancel, prefix.Retry, prefix.List, func(string) string { return prefix.Status() }} {
 		for _, subject := range []string{verb(""), verb(">")} {
 			list := js.ListStreams(ctx, jetstream.WithStreamListSubject(subject))
 			for info := range list.Info() {
@@ -101,7 +102,9 @@ func findStream(ctx context.Context, nc *nats.Conn, prefix wire.Prefix, cfg Stre
 		case c.Mirror != nil:
 			return refuse("is a mirror")
 		}
-		return newStream(c.Name, c.MaxMsgSize, c.Duplicates, false), nil
+		s := newStream(c.Name, c.MaxMsgSize, c.Duplicates, false)
+		s.dead = covers(c.Subjects, prefix.Dead(">"))
+		return s, nil
 	}
 
 	made := jetstream.StreamConfig{
@@ -118,7 +121,9 @@ func findStream(ctx context.Context, nc *nats.Conn, prefix wire.Prefix, cfg Stre
 	s, err := js.CreateStream(ctx, made)
 	switch {
 	case err == nil:
-		return newStream(cfg.Name, -1, s.CachedInfo().Config.Duplicates, true), nil
+		made := newStream(cfg.Name, -1, s.CachedInfo().Config.Duplicates, true)
+		made.dead = true
+		return made, nil
 	case errors.Is(err, jetstream.ErrStreamNameAlreadyInUse):
 		// Another instance was first, which the next look shows; or it is a
 		// stream of that name for something else.

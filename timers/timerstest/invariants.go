@@ -27,7 +27,8 @@ const (
 // CheckInvariants fails the test when the records under the prefix contradict
 // each other:
 //
-//   - a shadow hash without its member of due, or the other way round
+//   - a shadow hash without its member of due, or the other way round; a dead
+//     one (with a reason) without its member of dead, or with one of due or tried
 //   - a trigger key without its member of due, or without a TTL
 //   - a member of tried without its shadow hash
 //   - a claim whose lease lapsed more than two seconds ago, on Redis's clock

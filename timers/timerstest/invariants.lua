@@ -11,8 +11,8 @@
 local base, slack, most = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
-local due, tried, rev = base .. 'due', base .. 'tried', base .. 'rev'
-local want = {[due] = 'zset', [tried] = 'zset', [rev] = 'string'}
+local due, tried, dead, rev = base .. 'due', base .. 'tried', base .. 'dead', base .. 'rev'
+local want = {[due] = 'zset', [tried] = 'zset', [dead] = 'zset', [rev] = 'string'}
 local wrong, seen = {}, {}
 
 local function report(what, key)
@@ -46,7 +46,19 @@ local function look(key)
       return
     end
     if redis.call('PTTL', key) ~= -1 then report('shadow with a TTL', key) end
-    if not redis.call('ZSCORE', due, member) then report('shadow without a member of due', key) end
+    if redis.call('HEXISTS', key, 'f') == 0 then
+      if not redis.call('ZSCORE', due, member) then report('shadow without a member of due', key) end
+      return
+    end
+    local score, d = redis.call('ZSCORE', dead, member), redis.call('HGET', key, 'd')
+    if not score then
+      report('dead shadow without a member of dead', key)
+    elseif tonumber(score) ~= tonumber(d or '') then
+      report('member of dead whose score is not its due time', key)
+    end
+    if redis.call('ZSCORE', due, member) then report('dead shadow with a member of due', key) end
+    if redis.call('ZSCORE', tried, member) then report('dead shadow with a member of tried', key) end
+    if redis.call('HEXISTS', key, 'k') == 1 then report('dead shadow that is claimed', key) end
   else
     report('unknown key', key)
   end
@@ -81,6 +93,15 @@ end
 if redis.call('TYPE', tried).ok == 'zset' then
   each('ZSCAN', tried, function(member)
     if redis.call('EXISTS', base .. 'h:' .. member) == 0 then report('member of tried without a shadow', member) end
+  end)
+end
+if redis.call('TYPE', dead).ok == 'zset' then
+  each('ZSCAN', dead, function(member)
+    if redis.call('TYPE', base .. 'h:' .. member).ok ~= 'hash' then
+      report('member of dead without a shadow', member)
+    elseif redis.call('HEXISTS', base .. 'h:' .. member, 'f') == 0 then
+      report('member of dead that is not dead', member)
+    end
   end)
 end
 return wrong

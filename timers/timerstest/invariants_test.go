@@ -47,6 +47,21 @@ func TestViolationsAreFound(t *testing.T) {
 			return rdb.ZAdd(ctx, keys.Due(p), redis.Z{Score: float64(time.Now().Add(-ago).UnixMilli()), Member: ref.Member()}).Err()
 		}
 	}
+	// bury makes the sound timer a sound dead one.
+	bury := func() {
+		due := rdb.ZScore(ctx, keys.Due(p), ref.Member()).Val()
+		rdb.Del(ctx, keys.Trigger(ref), keys.Due(p), keys.Tried(p))
+		rdb.HSet(ctx, keys.Shadow(ref), "f", "too large")
+		rdb.ZAdd(ctx, keys.Dead(p), redis.Z{Score: due, Member: ref.Member()})
+	}
+	dead := func(damage func() error) func() error {
+		return func() error { bury(); return damage() }
+	}
+	also := func(key string) func() error {
+		return func() error {
+			return rdb.ZAdd(ctx, key, redis.Z{Score: float64(time.Now().UnixMilli()), Member: ref.Member()}).Err()
+		}
+	}
 	for _, tc := range []struct {
 		name   string
 		damage func() error
@@ -65,6 +80,15 @@ func TestViolationsAreFound(t *testing.T) {
 		{"shadow expires", func() error { return rdb.Expire(ctx, keys.Shadow(ref), time.Hour).Err() }, "shadow with a TTL"},
 		{"wrong type", func() error { return rdb.Set(ctx, keys.Shadow(ref), 1, 0).Err() }, "shadow that is a string"},
 		{"rev of a wrong type", func() error { rdb.Del(ctx, keys.Rev(p)); return rdb.SAdd(ctx, keys.Rev(p), 1).Err() }, "a set, want a string"},
+		{"dead", dead(func() error { return nil }), ""},
+		{"dead without a member", dead(func() error { return rdb.Del(ctx, keys.Dead(p)).Err() }), "dead shadow without a member of dead"},
+		{"dead at another score", dead(also(keys.Dead(p))), "score is not its due time"},
+		{"dead and due", dead(also(keys.Due(p))), "dead shadow with a member of due"},
+		{"dead and tried", dead(also(keys.Tried(p))), "dead shadow with a member of tried"},
+		{"dead and claimed", dead(func() error { return rdb.HSet(ctx, keys.Shadow(ref), "k", "token").Err() }), "dead shadow that is claimed"},
+		{"dead with a trigger", dead(func() error { return rdb.Set(ctx, keys.Trigger(ref), "", time.Hour).Err() }), "trigger key without a member"},
+		{"dead member alone", dead(func() error { return rdb.Del(ctx, keys.Shadow(ref)).Err() }), "member of dead without a shadow"},
+		{"not dead any more", also(keys.Dead(p)), "member of dead that is not dead"},
 		{"unknown in the partition", func() error { return rdb.Set(ctx, strings.TrimSuffix(keys.Due(p), "due")+"dues", 1, 0).Err() }, "unknown key"},
 		{"event probe that stays", func() error { return rdb.Persist(ctx, keys.EventProbe("i")).Err() }, "event probe without a TTL"},
 		{"unknown beside it", func() error { return rdb.Set(ctx, prefix+":metal", 1, 0).Err() }, "unknown key"},

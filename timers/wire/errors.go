@@ -70,8 +70,8 @@ type Error struct {
 	Word    Word   `json:"error"`
 	Message string `json:"message"`
 
-	// For Conflict: the state and rev of the timer, and whether no further
-	// attempt will be made.
+	// For Conflict: the state and rev of the timer, and for a cancel whether no
+	// further attempt will be made.
 	State   string `json:"state,omitempty"`
 	Rev     int64  `json:"rev,omitempty"`
 	Stopped *bool  `json:"stopped,omitempty"`
@@ -80,7 +80,7 @@ type Error struct {
 // Sentinels to match with [errors.Is].
 var (
 	ErrNotFound    = &Error{Word: NotFound, Message: "there is no such timer"}
-	ErrConflict    = &Error{Word: Conflict, Message: "too late: it is or may be being delivered"}
+	ErrConflict    = &Error{Word: Conflict, Message: "too late: it is or may be being delivered; or a retry of what is not dead"}
 	ErrTooLarge    = &Error{Word: TooLarge, Message: "the timer is too large to be delivered"}
 	ErrUnavailable = &Error{Word: Unavailable, Message: "the service cannot take requests now; nothing was stored"}
 	ErrUnconfirmed = &Error{Word: Unconfirmed, Message: "the outcome is unknown: it may have been stored"}

@@ -9,7 +9,8 @@ const (
 	HeaderTimeZone = "Timer-Time-Zone" // IANA name, for cron schedules only
 )
 
-// Headers that Lapse adds to a get reply or a fired event, beside [HeaderID].
+// Headers that Lapse adds to a get reply, a fired event or the announcement of
+// a dead timer, beside [HeaderID].
 const (
 	HeaderTopic   = "Timer-Topic"   // the topic
 	HeaderRev     = "Timer-Rev"     // decimal; names one life of the timer
@@ -18,7 +19,9 @@ const (
 	HeaderAttempt = "Timer-Attempt" // 1, 2, …; 0 in a get reply before the first
 	HeaderSource  = "Timer-Source"  // SourceEvent or SourceSweep
 	HeaderState   = "Timer-State"   // get replies only: one of the states
-	HeaderMsgID   = "Nats-Msg-Id"   // fired events only: one value per fire of a life
+	HeaderReason  = "Timer-Reason"  // why it was given up on: get replies of dead timers, and announcements
+	HeaderOmitted = "Timer-Omitted" // announcements only: what did not fit, one of the values below
+	HeaderMsgID   = "Nats-Msg-Id"   // fired events: one value per fire of a life; announcements: one per burial
 )
 
 // Headers of an error reply, as NATS micro (ADR-32) has them.
@@ -31,6 +34,12 @@ const (
 const (
 	SourceEvent = "event" // Redis's expired event
 	SourceSweep = "sweep" // the reconciler
+)
+
+// Values of [HeaderOmitted]: a get has what was left out.
+const (
+	OmittedPayload = "payload"
+	OmittedHeaders = "payload, headers"
 )
 
 // TimeFormat is how Lapse writes times: RFC 3339, UTC, milliseconds.

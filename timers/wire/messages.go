@@ -24,6 +24,14 @@ type CancelReply struct {
 	Rev   int64  `json:"rev"` // of the life that was cancelled
 }
 
+// RetryReply is the body of the reply to a retry.
+type RetryReply struct {
+	Topic string `json:"topic"`
+	ID    string `json:"id"`
+	Due   string `json:"due"` // TimeFormat; as it was set, which a retry does not change
+	Rev   int64  `json:"rev"` // as before: it is the same life
+}
+
 // Limits of one page of a list.
 const (
 	DefaultListLimit = 100
@@ -65,13 +73,14 @@ type StatusReply struct {
 	Now        string `json:"now"`              // Redis's clock, TimeFormat
 	Started    string `json:"started"`          // this instance, its own clock
 
-	// CountError says that Redis did not answer; now, pending, next_due and
-	// overdue are empty then.
+	// CountError says that Redis did not answer; now, pending, next_due,
+	// overdue and dead are empty then.
 	CountError string `json:"count_error,omitempty"`
 
 	Pending  int64  `json:"pending"`            // timers in the backup set, of all instances
 	NextDue  string `json:"next_due,omitempty"` // the next score in the future, TimeFormat
 	Overdue  int64  `json:"overdue"`            // in the backup set with a score that has passed
+	Dead     int64  `json:"dead"`               // given up on and kept, of all instances
 	InFlight int    `json:"in_flight"`          // claimed by this instance and not settled yet
 
 	Lag    LagStats    `json:"lag"`
@@ -97,6 +106,7 @@ type CountStats struct {
 	Refused    int64 `json:"refused"`     // attempts that NATS definitely refused
 	Unknown    int64 `json:"unknown"`     // attempts without a known outcome
 	Repaired   int64 `json:"repaired"`    // inconsistent records mended or removed
+	Dead       int64 `json:"dead"`        // timers given up on
 	Ignored    int64 `json:"ignored"`     // requests with a reply subject Lapse will not publish to
 
 	Recovered      int64 `json:"recovered"`       // timers claimed for want of an event in time
@@ -106,6 +116,7 @@ type CountStats struct {
 	ClaimErrors    int64 `json:"claim_errors"`    // batches that could not be claimed; recovered
 	SettleFailures int64 `json:"settle_failures"` // fires whose end could not be written; fired again, same message id
 	Stale          int64 `json:"stale"`           // claims not published since half their lease was over
+	Unannounced    int64 `json:"unannounced"`     // timers given up on whose announcement was not taken by NATS
 	Strange        int64 `json:"strange"`         // replies to fired events that were no acknowledgement
 }
 

@@ -14,7 +14,7 @@ const DefaultPrefix = "timers"
 // every key, so it must leave room for the topic.
 const MaxPrefix = 64
 
-var verbs = []string{"set", "get", "cancel", "list", "status", "fired", "dead"}
+var verbs = []string{"set", "get", "cancel", "retry", "list", "status", "fired", "dead"}
 
 var prefixGrammar = regexp.MustCompile(`^[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*$`)
 
@@ -44,6 +44,9 @@ func (p Prefix) Get(topic string) string { return p.verb("get", topic) }
 
 // Cancel is the subject that cancels a timer of the topic.
 func (p Prefix) Cancel(topic string) string { return p.verb("cancel", topic) }
+
+// Retry is the subject that brings a dead timer of the topic back.
+func (p Prefix) Retry(topic string) string { return p.verb("retry", topic) }
 
 // List is the subject that lists the topic and everything below it;
 // everything, when the topic is empty.
