@@ -42,7 +42,7 @@ var only = map[string][]string{
 	"github.com/spf13/cobra":               {"", "timers/cli"},
 	"github.com/HdrHistogram":              {"timers/bench"},
 	"github.com/schollz/progressbar/v3":    {"timers/bench"},
-	"github.com/stretchr/testify":          {"timers/chaos", "timers/timerstest"},
+	"github.com/stretchr/testify":          {"timers/timerstest"},
 }
 
 func TestImportArrows(t *testing.T) {

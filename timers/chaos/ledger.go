@@ -169,6 +169,7 @@ func (l *Ledger) Arrived(a Arrival) {
 		return
 	}
 	v := l.lives[n]
+	a.Fired.Header, a.Fired.Payload = nil, nil // a long run has many of them
 	if a.Seq == 0 {
 		v.Seen = append(v.Seen, a)
 		return

@@ -230,3 +230,31 @@ func TestKilledBetweenTheStepsOfARequest(t *testing.T) {
 		})
 	}
 }
+
+// A fault that is misspelt must not pass for one that was survived.
+func TestUnknownFaultPointIsAnError(t *testing.T) {
+	for _, fault := range []string{"FAULT_KILL=nowhere:1", "FAULT_KILL=ack:0", "FAULT_KILL=ack", "FAULT_SLOW=ack:5", "FAULT_OFF=everything"} {
+		l := timerstest.LapseWithFaults(t, quickExit, fault)
+		l.Launch()
+		require.Equal(t, 2, l.Wait(), fault)
+		require.Contains(t, l.Log(), strings.SplitN(fault, "=", 2)[0])
+	}
+}
+
+// Instances hear the same events and see the same overdue timers; slow
+// publishing keeps claims open while others look.
+func TestSlowPublishesOfThreeInstances(t *testing.T) {
+	const n = 500
+	rs, ns := timerstest.Redis(t), timerstest.NATS(t)
+	for range 3 {
+		timerstest.LapseWithFaults(t, "LAPSE_REDIS_URL="+rs.URL(), "LAPSE_NATS_URL="+ns.URL(), "FAULT_SLOW=publish:5ms").Start()
+	}
+	nc := ns.Connect(t)
+	c := newClient(t, nc)
+	r := receive(t, c)
+	require.NoError(t, nc.Flush())
+	a := newAttempts()
+	a.setMany(t, c, "slow", n, []byte("x"), timesIn(time.Now().Add(2*time.Second), time.Second, n))
+	a.allOnce(t, nc, rs.Client())
+	require.Len(t, r.await(t, n, soon), n, "a subscriber saw each once")
+}
