@@ -12,6 +12,7 @@ import (
 var (
 	minutes = flag.Float64("chaos.minutes", 0.6, "how long to break things")
 	seed    = flag.Uint64("chaos.seed", 1, "what replays the sequence of faults; 0 for another one each time")
+	lease   = flag.Duration("chaos.lease", Lease, "LAPSE_LEASE of the instances")
 	steps   = flag.Bool("chaos.steps", false, "log each fault")
 )
 
@@ -24,14 +25,14 @@ func TestChaos(t *testing.T) {
 	if *seed == 0 {
 		*seed = uint64(time.Now().UnixNano())
 	}
-	t.Logf("seed %d, %v minutes", *seed, *minutes)
+	t.Logf("seed %d, %v minutes, lease %v", *seed, *minutes, *lease)
 	var r *Report
 	t.Cleanup(func() { // the last word, after the logs of a run that failed
 		if r != nil {
 			r.Print(os.Stdout)
 		}
 	})
-	r = Run(t, Config{Duration: time.Duration(*minutes * float64(time.Minute)), Seed: *seed, Rate: rate, Drain: DefaultDrain, Steps: *steps})
+	r = Run(t, Config{Duration: time.Duration(*minutes * float64(time.Minute)), Seed: *seed, Rate: rate, Lease: *lease, Steps: *steps})
 	require.Empty(t, r.Broken(), "promises that did not hold, with seed %d", *seed)
 	require.Empty(t, r.Tame(), "the run was too tame to show anything")
 }

@@ -28,10 +28,11 @@ const (
 	ofNATS
 )
 
-const (
-	lease    = 3 * time.Second
-	retryMax = time.Second
-)
+// Lease is the lease of the instances unless a run asks for another: short
+// enough for an instance that is stopped for long to be stopped past it.
+const Lease = 3 * time.Second
+
+const retryMax = time.Second // the longest back-off of the instances
 
 // Kinds are all faults. An instance may be any of the three; a proxy is that of
 // one instance or all of them.
@@ -39,10 +40,10 @@ var Kinds = []Kind{
 	{"instance killed", ofInstance, 0, 1500 * time.Millisecond,
 		func(r *rig, s *step) { r.salvoNow(s); r.instance(s).lapse.Kill() },
 		func(r *rig, s *step) { r.instance(s).lapse.Launch() }},
-	{"instance stopped", ofInstance, 100 * time.Millisecond, lease / 2,
+	{"instance stopped", ofInstance, 100 * time.Millisecond, Lease / 2,
 		func(r *rig, s *step) { r.salvoNow(s); r.instance(s).lapse.Pause() },
 		func(r *rig, s *step) { r.instance(s).lapse.Resume() }},
-	{"instance stopped past its lease", ofInstance, lease + lease/10, lease * 3 / 2, (*rig).stopPastLease, (*rig).goOn},
+	{"instance stopped for long", ofInstance, Lease + Lease/10, Lease * 3 / 2, (*rig).stopForLong, (*rig).goOn},
 
 	{"Redis killed", ofRedis, 0, time.Second,
 		func(r *rig, s *step) { r.salvoNow(s); r.killRedis() },
@@ -120,11 +121,11 @@ func (r *rig) pass(s *step) {
 	r.proxies(s, ofNATS, open)
 }
 
-// stopPastLease stops an instance that has claimed timers and given them to
-// NATS without hearing back. All of them are cancelled while it stands still,
-// half of them when its lease is over. What it wrote reaches NATS when it stops,
+// stopForLong stops an instance that has claimed timers and given them to NATS
+// without hearing back, for longer than [Lease]. All of them are cancelled while
+// it stands still, some of them when its lease is over. What it wrote reaches NATS when it stops,
 // or only when it goes on.
-func (r *rig) stopPastLease(s *step) {
+func (r *rig) stopForLong(s *step) {
 	in := r.instance(s)
 	due := time.Now().Add(300 * time.Millisecond)
 	r.load.salvo(salvoSize, due, s.hold)

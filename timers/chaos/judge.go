@@ -24,6 +24,8 @@ type Verdict struct {
 	OnlySeen                        int             // lives cancelled or replaced whose attempt a core subscriber had seen, and the full stream refused
 	SeenTwice                       int             // copies that a core subscriber saw beyond the first
 	Lag                             []time.Duration // from due to stored in the stream, sorted
+	Worst                           string          // the life with the longest lag
+	worst                           time.Duration
 }
 
 // lie notes an answer that is not true. The caller holds mu.
@@ -82,7 +84,11 @@ func (d *Verdict) judge(v *Life, full []span) {
 	if len(v.Stream) > 0 {
 		d.Fired++
 		if v.Answer == Stored {
-			d.Lag = append(d.Lag, v.Stream[0].At.Sub(v.Due))
+			lag := v.Stream[0].At.Sub(v.Due)
+			if len(d.Lag) == 0 || lag > d.worst {
+				d.worst, d.Worst = lag, v.String()
+			}
+			d.Lag = append(d.Lag, lag)
 		}
 	}
 	if v.missing() {

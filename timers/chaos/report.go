@@ -138,7 +138,7 @@ func (r *Report) columns() []column {
 // Print writes the report for people.
 func (r *Report) Print(w io.Writer) {
 	var b strings.Builder
-	fmt.Fprintf(&b, "\nchaos: seed %d, %s of faults, drained in %s\n\n", r.cfg.Seed, r.Took.Round(time.Second), r.Drained.Round(100*time.Millisecond))
+	fmt.Fprintf(&b, "\nchaos: seed %d, lease %s, %s of faults, drained in %s\n\n", r.cfg.Seed, r.cfg.Lease, r.Took.Round(time.Second), r.Drained.Round(100*time.Millisecond))
 	fmt.Fprintf(&b, "set %d (%.0f/s)  replaced %d  cancelled %d  too late %d  fired %d\n", r.Set, float64(r.Set)/r.Took.Seconds(), r.Replaced, r.Cancelled, r.TooLate, r.Fired)
 	fmt.Fprintf(&b, "sets without an answer %d  sets refused %d  cancels and replaces within %v of the due time %d\n\n", r.Unknown, r.Refused, nearBy, r.Near)
 	for _, c := range r.columns() {
@@ -147,6 +147,7 @@ func (r *Report) Print(w io.Writer) {
 	fmt.Fprintf(&b, "\nduplicates seen by a core subscriber %d\n", r.SeenTwice)
 	fmt.Fprintf(&b, "lives that only a core subscriber saw, refused by the full stream and then cancelled or replaced %d\n", r.OnlySeen)
 	fmt.Fprintf(&b, "lag, from due to stored: median %s, 99th %s, worst %s\n", ms(at(r.Lag, .5)), ms(at(r.Lag, .99)), ms(at(r.Lag, 1)))
+	fmt.Fprintf(&b, "the latest: %s\n", r.Worst)
 	if r.Memory > 0 {
 		fmt.Fprintf(&b, "most memory of an instance %d MB\n", r.Memory>>20)
 	}

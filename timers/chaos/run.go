@@ -25,7 +25,8 @@ type Config struct {
 	Kinds    []string      // names of faults; nil for all
 	Settings []string      // further settings of the instances
 	Faults   bool          // instances are built with the tag faults
-	Drain    time.Duration // how long what is due may take once the last fault is over
+	Lease    time.Duration // of the instances; 0 for [Lease]
+	Drain    time.Duration // how long what is due may take once the last fault is over; 0 for [DefaultDrain] and the lease
 	Steps    bool          // log each fault
 }
 
@@ -33,9 +34,9 @@ const (
 	streamName = "TIMERS"
 	// worksWithin is how long after a fault a timer that is set must fire.
 	worksWithin = 30 * time.Second
-	// DefaultDrain is a lease and a back-off, for what nobody gave back, and
+	// DefaultDrain is, beside a lease for what nobody gave back, a back-off and
 	// time for servers that are slow.
-	DefaultDrain = lease + retryMax + 30*time.Second
+	DefaultDrain = retryMax + 30*time.Second
 )
 
 // rig is a running deployment and what watches it.
@@ -64,6 +65,12 @@ type instance struct {
 // what it found is in the report.
 func Run(t testing.TB, cfg Config) *Report {
 	t.Helper()
+	if cfg.Lease == 0 {
+		cfg.Lease = Lease
+	}
+	if cfg.Drain == 0 {
+		cfg.Drain = cfg.Lease + DefaultDrain
+	}
 	r := &rig{t: t, cfg: cfg, ledger: &Ledger{}, report: newReport(cfg)}
 	r.start()
 
@@ -93,7 +100,7 @@ func (r *rig) start() {
 	r.redis, r.nats = timerstest.RedisTCP(t), timerstest.NATSProcess(t)
 	r.rdb = r.redis.Client()
 	settings := append([]string{
-		"LAPSE_LEASE=" + lease.String(), "LAPSE_RETRY_MAX=" + retryMax.String(), "GORACE=atexit_sleep_ms=0",
+		"LAPSE_LEASE=" + r.cfg.Lease.String(), "LAPSE_RETRY_MAX=" + retryMax.String(), "GORACE=atexit_sleep_ms=0",
 	}, r.cfg.Settings...)
 	for range instances {
 		in := &instance{toRedis: NewProxy(t, r.redis.Addr()), toNATS: NewProxy(t, strings.TrimPrefix(r.nats.URL(), "nats://"))}
