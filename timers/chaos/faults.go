@@ -46,7 +46,7 @@ var Kinds = []Kind{
 	{"instance stopped for long", ofInstance, Lease + Lease/10, Lease * 3 / 2, (*rig).stopForLong, (*rig).goOn},
 
 	{"Redis killed", ofRedis, 0, time.Second,
-		func(r *rig, s *step) { r.salvoNow(s); r.killRedis() },
+		(*rig).killRedis,
 		func(r *rig, _ *step) { r.redis.Start() }},
 	{"Redis stopped", ofRedis, 100 * time.Millisecond, 2 * time.Second,
 		func(r *rig, s *step) { r.salvoNow(s); r.redis.Pause() },
@@ -148,20 +148,38 @@ func (r *rig) goOn(s *step) {
 	in.lapse.Resume()
 }
 
-// killRedis kills redis-server at a moment when no fsync is under way. With
-// appendfsync everysec, Redis answers writes that come during one before it
-// has written them to the file, and a kill there loses them (docs/decisions.md,
-// ADR 28): that is Redis's promise and not Lapse's.
-func (r *rig) killRedis() {
-	for range 200 {
-		info, err := r.rdb.Info(context.Background(), "persistence").Result()
-		if err != nil || !hasLine(info, "aof_pending_bio_fsync:0") {
-			time.Sleep(2 * time.Millisecond)
-			continue
+// killRedis kills redis-server at a moment when no sync of its file is under
+// way. With appendfsync everysec, Redis answers writes that come during one
+// before it has written them to the file, and a kill there loses them (ADR 28):
+// that is Redis's promise and not Lapse's. A sync begins with the first write of
+// a second of the clock. So here is a write, and once the sync of this second
+// is over, the rest of the second has none.
+func (r *rig) killRedis(s *step) {
+	ctx := context.Background()
+	for deadline := time.Now().Add(30 * time.Second); ; {
+		second := time.Now().Truncate(time.Second)
+		const early, late = 300 * time.Millisecond, 900 * time.Millisecond
+		if until(second.Add(early)); time.Since(second) > late/2 {
+			until(second.Add(time.Second + early))
+			second = second.Add(time.Second)
 		}
-		break
+		r.ask("SET", "chaos:sync", "")
+		r.ask("DEL", "chaos:sync")
+		r.salvoNow(s)
+		for time.Since(second) < late {
+			info, err := r.rdb.Info(ctx, "persistence").Result()
+			if err == nil && hasLine(info, "aof_pending_bio_fsync:0") && time.Since(second) < late {
+				r.redis.Kill()
+				return
+			}
+			time.Sleep(2 * time.Millisecond)
+		}
+		if time.Now().After(deadline) {
+			r.t.Errorf("Redis was syncing its file for %v: the disk is too slow to tell its losses from ours", time.Since(deadline.Add(-30*time.Second)))
+			r.redis.Kill()
+			return
+		}
 	}
-	r.redis.Kill()
 }
 
 // ask sends Redis a command past the proxies.
