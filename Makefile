@@ -3,12 +3,20 @@ VERSION   := $(shell git describe --tags --always --dirty 2>/dev/null || echo de
 RACE      ?= -race
 TESTFLAGS ?= -timeout 8m
 
-.PHONY: help build run demo test bench bench-quick setup fmt clean
+# Of make chaos; a SEED of 0 is another one each time.
+MINUTES   ?= 10
+SEED      ?= 0
+LEASE     ?= 3s
+
+.PHONY: help build run demo test chaos bench bench-quick setup fmt clean
 
 help:
 	@echo "make run     build Lapse and run it with its own Redis and NATS"
 	@echo "make demo    show the main job in about ten seconds"
 	@echo "make test    run all tests, with the race detector"
+	@echo "make chaos   kill, stop and cut off instances, Redis and NATS at random for 10 minutes,"
+	@echo "             and check that nothing is lost, early, or fired after a cancel;"
+	@echo "             make chaos MINUTES=2 SEED=7 replays the sequence of seed 7"
 	@echo "make bench   measure everything beside the alternatives, about 25 minutes, and"
 	@echo "             write docs/benchmarks.md; bench-quick takes two minutes and writes"
 	@echo "             to bin/bench-quick"
@@ -40,6 +48,12 @@ test:
 	go vet ./...
 	CGO_ENABLED=1 go build -buildvcs=false $(RACE) ./...
 	CGO_ENABLED=1 go test $(RACE) -count=1 -p 1 $(TESTFLAGS) ./...
+
+# A test with a longer breath: the tests run it for half a minute. LEASE=30s is
+# what Lapse has by default; the short one lets leases end in the middle of it.
+chaos:
+	@./.ci/setup.sh test
+	go test -count=1 -timeout 0 -v -run '^TestChaos$$' ./timers/chaos -chaos.minutes $(MINUTES) -chaos.seed $(SEED) -chaos.lease $(LEASE)
 
 # Nothing else should run on the machine meanwhile. PARTS="burst set" measures
 # only these again and keeps the rest of the page.

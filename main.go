@@ -40,6 +40,7 @@ import (
 	"github.com/lapse-timers/lapse/timers"
 	"github.com/lapse-timers/lapse/timers/cli"
 	"github.com/lapse-timers/lapse/timers/embedded"
+	"github.com/lapse-timers/lapse/timers/fault"
 	"github.com/lapse-timers/lapse/timers/lifecycle"
 	"github.com/lapse-timers/lapse/timers/service"
 	"github.com/lapse-timers/lapse/timers/web"
@@ -529,7 +530,9 @@ func (in *instance) wire(logger *slog.Logger, keys *timers.Keys, prefix wire.Pre
 	down.Background(ends("crew", in.crew.Run))
 	down.Background(ends("firer", in.firer.Run))
 	down.Background(ends("notify", in.listener.Run))
-	down.Background(ends("reconcile", loop.Run))
+	if !fault.Off("reconcile") {
+		down.Background(ends("reconcile", loop.Run))
+	}
 }
 
 // servers starts the embedded servers that are asked for in dir, and says how to

@@ -14,6 +14,8 @@ import (
 
 	"golang.org/x/sync/errgroup"
 	"golang.org/x/sync/semaphore"
+
+	"github.com/lapse-timers/lapse/timers/fault"
 )
 
 // Source says which path fired a timer.
@@ -301,6 +303,7 @@ func (f *Firer) claim(ctx context.Context, p int, refs []Ref, source Source) (in
 		f.stats.Repaired.Add(int64(res.Repaired))
 		f.cfg.Logger.Warn("repaired inconsistent records", "count", res.Repaired)
 	}
+	fault.Point("claimed")
 	got := time.Now()
 	for i := range res.Claims {
 		c := &res.Claims[i]
@@ -311,11 +314,16 @@ func (f *Firer) claim(ctx context.Context, p int, refs []Ref, source Source) (in
 		f.inFlight.Add(1)
 		c.PublishBy = sent.Add(f.cfg.Lease / 2)
 		late := res.Now.Sub(c.Due)
+		fault.Point("publish")
 		f.pub.Publish(c, source, func(d Delivery) {
+			if d.Outcome == Delivered {
+				fault.Point("published")
+			}
 			r.Delivery = d
 			r.lag = late + time.Since(got)
 			f.results <- r
 		})
+		fault.Point("sent")
 	}
 	for _, r := range res.Later {
 		f.Hint(r)
@@ -339,6 +347,7 @@ var (
 func (f *Firer) claimOnce(ctx context.Context, p int, token string, sent time.Time, refs []Ref) (ClaimResult, error) {
 	lost, pause := false, 20*time.Millisecond
 	for {
+		fault.Point("claim")
 		res, err := f.store.Claim(ctx, p, f.cfg.Lease, token, lost, claimBytes, refs)
 		lost = lost || errors.Is(err, ErrUnconfirmed)
 		if err == nil || !lost || time.Since(sent) > f.cfg.Lease || sleep(ctx, pause) != nil {
@@ -395,10 +404,14 @@ func (f *Firer) settleBatch(ctx context.Context, batch []result) {
 		}
 	}
 	for p, claims := range acks {
+		fault.Point("ack")
 		f.untilWritten(ctx, oldest, len(claims), func(ctx context.Context) error { return f.store.Ack(ctx, p, claims) })
+		fault.Point("acked")
 	}
 	for p, list := range releases {
+		fault.Point("release")
 		f.untilWritten(ctx, oldest, len(list), func(ctx context.Context) error { return f.store.Release(ctx, p, list) })
+		fault.Point("released")
 	}
 	for p, list := range burials {
 		f.bury(ctx, oldest, p, list)

@@ -194,13 +194,8 @@ func TestKillInTheMiddleOfFires(t *testing.T) {
 	c := newClient(t, nc)
 	r := receive(t, c)
 	require.NoError(t, nc.Flush())
-	l := newLedger()
-	at := time.Now().Add(2 * time.Second)
-	for i := range n {
-		res, err := c.Set(t.Context(), "kill", []byte("x"), client.At(at.Add(time.Duration(i)*time.Millisecond/4)), client.ID(fmt.Sprint(i)))
-		require.NoError(t, err)
-		l.add(&life{topic: "kill", id: res.ID, payload: "x", rev: res.Rev, due: res.Due})
-	}
+	l := newAttempts()
+	l.setMany(t, c, "kill", n, []byte("x"), timesIn(time.Now().Add(3*time.Second), 250*time.Millisecond, n))
 	r.await(t, n/10, 20*time.Second)
 	lapse.Kill()
 	killed := len(r.all())

@@ -14,6 +14,7 @@ import (
 	"github.com/nats-io/nuid"
 
 	"github.com/lapse-timers/lapse/timers"
+	"github.com/lapse-timers/lapse/timers/fault"
 	"github.com/lapse-timers/lapse/timers/wire"
 )
 
@@ -108,9 +109,11 @@ func (s *Service) runSets(ctx context.Context, batch []setRequest) {
 		for i, r := range part {
 			items[i] = r.SetItem
 		}
+		fault.Point("set")
 		ctx, cancel := context.WithTimeout(ctx, s.cfg.RequestTimeout)
 		results, err := s.cfg.Store.Set(ctx, p, items)
 		cancel()
+		fault.Point("stored")
 		if err != nil {
 			if errors.Is(err, timers.ErrUnconfirmed) {
 				s.cfg.Scheduled(p, time.Time{}) // something may be due
@@ -141,9 +144,11 @@ func (s *Service) runCancels(ctx context.Context, batch []refRequest) {
 		if part = expired(s, part, func(r refRequest) request { return r.request }); len(part) == 0 {
 			return
 		}
+		fault.Point("cancel")
 		ctx, cancel := context.WithTimeout(ctx, s.cfg.RequestTimeout)
 		results, repaired, err := s.cfg.Store.Cancel(ctx, p, refsOf(part))
 		cancel()
+		fault.Point("cancelled")
 		if err != nil {
 			e := s.storeError("cancel", err)
 			for _, r := range part {

@@ -204,13 +204,18 @@ func (j *JetStream) Run(ctx context.Context) error {
 func (j *JetStream) watchAttempts(ctx context.Context) {
 	tick := time.NewTicker(j.wait / 20)
 	defer tick.Stop()
+	var last time.Time // when one was last missed
 	for {
 		select {
 		case <-ctx.Done():
 			return
 		case <-tick.C:
-			if j.expire(time.Now()) > 0 {
-				j.logger.Warn("acknowledgements did not come in time", "stream", j.Stream(), "wait", j.wait)
+			if now := time.Now(); j.expire(now) > 0 {
+				// They are missed one by one, and the gate opens in between.
+				if now.Sub(last) > refusedFor {
+					j.logger.Warn("acknowledgements did not come in time", "stream", j.Stream(), "wait", j.wait)
+				}
+				last = now
 				// Nothing is gained by claiming more while NATS does not answer.
 				j.gate.set(false)
 				j.look()

@@ -19,6 +19,7 @@ import (
 // can be killed and paused.
 type LapseServer struct {
 	process
+	bin    string
 	logged int // how much it had printed before this run
 
 	// HTTP is host:port of its /readyz, once it is ready. A new run may have
@@ -31,8 +32,23 @@ type LapseServer struct {
 // listens for HTTP on a free port. The caller starts it.
 func Lapse(t testing.TB, settings ...string) *LapseServer {
 	t.Helper()
-	LapseBinary(t)
-	l := &LapseServer{process: process{t: t, name: "lapse", dir: t.TempDir()}}
+	return newLapse(t, LapseBinary(t), settings)
+}
+
+// LapseWithFaults is [Lapse] built with the tag faults: it obeys settings such
+// as "FAULT_KILL=claimed:1" (timers/fault).
+func LapseWithFaults(t testing.TB, settings ...string) *LapseServer {
+	t.Helper()
+	bin, err := faultsBinary()
+	if err != nil {
+		t.Fatalf("build lapse with the tag faults: %v", err)
+	}
+	return newLapse(t, bin, settings)
+}
+
+func newLapse(t testing.TB, bin string, settings []string) *LapseServer {
+	t.Helper()
+	l := &LapseServer{bin: bin, process: process{t: t, name: "lapse", dir: t.TempDir()}}
 	for _, kv := range os.Environ() {
 		if !strings.HasPrefix(kv, "LAPSE_") {
 			l.env = append(l.env, kv)
@@ -78,10 +94,9 @@ func (l *LapseServer) Start() {
 // Launch runs the instance and does not wait.
 func (l *LapseServer) Launch() {
 	l.t.Helper()
-	bin := LapseBinary(l.t)
 	l.HTTP = ""
 	l.logged = len(l.Log())
-	if err := l.start(bin, "serve"); err != nil {
+	if err := l.start(l.bin, "serve"); err != nil {
 		l.t.Fatalf("start lapse: %v", err)
 	}
 }
@@ -102,6 +117,12 @@ func (l *LapseServer) AwaitReady() {
 		l.t.Fatal(err)
 	}
 }
+
+// Set changes a setting, such as "LAPSE_LEASE=2s", for the runs to come.
+func (l *LapseServer) Set(setting string) { l.env = append(l.env, setting) }
+
+// Running says whether the current run has not ended yet.
+func (l *LapseServer) Running() bool { return l.running() }
 
 // Wait waits for the end of the current run, and returns its exit code, -1
 // for a signal.
@@ -131,8 +152,13 @@ func (l *LapseServer) Ready() (code int, body string, err error) {
 }
 
 // lapseBinary builds the program from this tree once per test binary, with the race detector
-// when the test has it.
-var lapseBinary = sync.OnceValues(func() (string, error) {
+// when the test has it; faultsBinary with the tag faults as well.
+var (
+	lapseBinary  = sync.OnceValues(func() (string, error) { return build("lapse") })
+	faultsBinary = sync.OnceValues(func() (string, error) { return build("lapse-faults", "-tags", "faults") })
+)
+
+func build(name string, flags ...string) (string, error) {
 	top, err := root()
 	if err != nil {
 		return "", err
@@ -142,8 +168,8 @@ var lapseBinary = sync.OnceValues(func() (string, error) {
 		return "", err
 	}
 	// Each checkout has its own, or two that are tested together would swap them.
-	bin := filepath.Join(cache, "lapse-test", fmt.Sprintf("lapse-%08x", crc32.ChecksumIEEE([]byte(top))))
-	args := []string{"build"}
+	bin := filepath.Join(cache, "lapse-test", fmt.Sprintf("%s-%08x", name, crc32.ChecksumIEEE([]byte(top))))
+	args := append([]string{"build"}, flags...)
 	if raceEnabled {
 		bin += "-race"
 		args = append(args, "-race")
@@ -156,4 +182,4 @@ var lapseBinary = sync.OnceValues(func() (string, error) {
 		return "", fmt.Errorf("%w\n%s", err, out)
 	}
 	return bin, os.Rename(fresh, bin)
-})
+}
