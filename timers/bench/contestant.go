@@ -162,7 +162,12 @@ func (r *rig) fill(ctx context.Context, pending int) error {
 		return err
 	}
 	r.pending += n
-	return r.settle(ctx, n)
+	if err := r.settle(ctx, n); err != nil {
+		return err
+	}
+	// What the sets have written would else go to the disk while it measures.
+	syncDisks()
+	return ctx.Err()
 }
 
 // take reserves the numbers of n far timers: whatever becomes of setting

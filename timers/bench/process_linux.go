@@ -16,6 +16,9 @@ func endsWithParent() *syscall.SysProcAttr {
 	return &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
 }
 
+// syncDisks returns when everything that was written is on the disks.
+func syncDisks() { syscall.Sync() }
+
 // ticks is the unit of times in /proc: 1/100 s on every architecture that Go
 // supports.
 const tick = 10 * time.Millisecond
