@@ -13,6 +13,7 @@ import (
 
 	"github.com/lapse-timers/lapse/timers/client"
 	"github.com/lapse-timers/lapse/timers/timerstest"
+	"github.com/lapse-timers/lapse/timers/timerstest/faultproxy"
 )
 
 func TestRedisAwayAtStart(t *testing.T) {
@@ -188,7 +189,7 @@ func TestLostReplies(t *testing.T) {
 	t.Parallel()
 	rs, ns := timerstest.Redis(t), timerstest.NATS(t)
 	p := newRedisProxy(t, rs)
-	timerstest.LapseOn(t, p.url(), ns.URL())
+	timerstest.LapseOn(t, p.URL(), ns.URL())
 	rdb, nc := rs.Client(), ns.Connect(t)
 	c := newClient(t, nc)
 	a := newAttempts()
@@ -201,9 +202,9 @@ func TestLostReplies(t *testing.T) {
 	// Each stage on its own, in order: they share the rule of the proxy.
 	cut := func(n int64) {
 		t.Helper()
-		timerstest.Eventually(t, soon, "the reply is cut", func() bool { return p.cuts.Load() == n })
+		timerstest.Eventually(t, soon, "the reply is cut", func() bool { return p.Cuts() == n })
 	}
-	p.next(1, "set")
+	cutNext(p, 1, "set")
 	require.NoError(t, a.set(t, c, "set", "set", nil, client.In(time.Hour)))
 	cut(1)
 	require.True(t, a.unsure["set"], "a set whose reply is lost is answered 504, not 503: it was stored")
@@ -211,7 +212,7 @@ func TestLostReplies(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, client.Scheduled, got.State)
 
-	p.next(1, "cancel")
+	cutNext(p, 1, "cancel")
 	_, err = c.Cancel(t.Context(), "set", "set")
 	cut(2)
 	require.ErrorIs(t, err, client.ErrUnconfirmed)
@@ -221,7 +222,7 @@ func TestLostReplies(t *testing.T) {
 	for i, script := range []string{"claim", "ack"} {
 		due := time.Now().Add(time.Second)
 		a.setMany(t, c, script, 50, nil, func(int) client.When { return client.At(due) })
-		p.next(1, script)
+		cutNext(p, 1, script)
 		cut(int64(i) + 3)
 		a.allOnce(t, nc, rdb)
 	}
@@ -231,19 +232,19 @@ func TestLostReplies(t *testing.T) {
 	due := time.Now().Add(time.Second)
 	a.setMany(t, c, "away", 50, nil, func(int) client.When { return client.At(due) })
 	var away atomic.Bool
-	p.obey(func(command []string) verdict {
+	p.Obey(func(c faultproxy.Command) faultproxy.Fault {
 		switch {
 		case away.Load():
-			return cutFirst
-		case scriptOf(command) == "claim":
+			return faultproxy.CutFirst
+		case c.Script == "claim":
 			away.Store(true)
-			return cutReply
+			return faultproxy.CutReply
 		}
-		return pass
+		return faultproxy.Pass
 	})
 	cut(5)
 	time.Sleep(time.Second) // Redis stays away
-	p.obey(func([]string) verdict { return pass })
+	p.Obey(passAll)
 	timerstest.Eventually(t, 10*time.Second, "all are on the stream", func() bool { return stored(t, nc) >= a.count(delivered) })
 	a.allOnce(t, nc, rdb)
 	require.Empty(t, a.refused)
@@ -309,17 +310,17 @@ func TestSubscriberIsKeptAway(t *testing.T) {
 	t.Parallel()
 	rs, ns := timerstest.Redis(t), timerstest.NATS(t)
 	p := newRedisProxy(t, rs)
-	l := timerstest.LapseOn(t, p.url(), ns.URL())
+	l := timerstest.LapseOn(t, p.URL(), ns.URL())
 	rdb, nc := rs.Client(), ns.Connect(t)
 	c := newClient(t, nc)
 	a := newAttempts()
 	var refusals atomic.Int64
-	p.obey(func(command []string) verdict {
-		if strings.EqualFold(command[0], "subscribe") {
+	p.Obey(func(c faultproxy.Command) faultproxy.Fault {
+		if c.Is("subscribe") {
 			refusals.Add(1)
-			return cutFirst
+			return faultproxy.CutFirst
 		}
-		return pass
+		return faultproxy.Pass
 	})
 	require.NoError(t, rdb.Do(t.Context(), "CLIENT", "KILL", "TYPE", "pubsub").Err())
 	lost := time.Now()
@@ -332,7 +333,7 @@ func TestSubscriberIsKeptAway(t *testing.T) {
 	// Long enough for many attempts: the pause between them ends at a second.
 	timerstest.Eventually(t, soon, "many attempts", func() bool { return refusals.Load() > 10 })
 	require.Equal(t, 1, strings.Count(l.Log(), cannotHear), "told once, not at each attempt")
-	p.obey(func([]string) verdict { return pass })
+	p.Obey(passAll)
 	readySays(t, l, 200, `"status":"ok"`, `"subscription":{"status":"ok"`)
 	require.Equal(t, 1, strings.Count(l.Log(), hearsAgain))
 	require.Equal(t, int64(1), rdb.PubSubNumSub(t.Context(), "__keyevent@0__:expired").Val()["__keyevent@0__:expired"])
