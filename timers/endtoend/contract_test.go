@@ -233,8 +233,11 @@ func (s *served) redisTime(t *testing.T) time.Time {
 
 // status is the part of the status that the tests compare.
 type status struct {
-	Prefix, Delivery, Stream string
-	Counts                   struct{ Fired, Duplicates, Refused, Unknown, Ignored int }
+	Prefix, Delivery, Stream, Instance string
+	Counts                             struct {
+		Fired, Duplicates, Refused, Unknown, Ignored, Strange int
+		ClaimErrors                                           int `json:"claim_errors"`
+	}
 }
 
 func (s *served) status(t *testing.T, prefix string) status {

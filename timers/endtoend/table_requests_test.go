@@ -61,7 +61,6 @@ func TestTableOfRequests(t *testing.T) {
 							require.Equal(t, old.Rev, said.Rev)
 						}
 					}
-					s.redis.Obey(b.rule) // what was held goes on
 					timerstest.Eventually(t, soon, "the step to have taken effect, or not", func() bool {
 						return b.reached.Load() >= int64(boolToInt(f.ran))
 					})
@@ -99,7 +98,7 @@ func TestTableOfRequests(t *testing.T) {
 					if f.late {
 						require.Zero(t, b.reached.Load())
 						require.Equal(t, step.before, s.look(t, topic), "before it is carried out late")
-						b.released.Store(true)
+						b.release(s)
 					}
 					return reply
 				})

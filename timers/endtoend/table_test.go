@@ -33,8 +33,9 @@ import (
 // to NATS, and looks straight to Redis.
 type tabled struct {
 	*served
-	redis *faultproxy.Redis
-	nats  *faultproxy.NATS
+	redis    *faultproxy.Redis
+	nats     *faultproxy.NATS
+	instance string
 
 	mu    sync.Mutex
 	heard map[string][]*nats.Msg // copies of fired events, by topic
@@ -59,6 +60,7 @@ func table(t *testing.T, settings ...string) *tabled {
 	// Redis knows every script from here on; a row that wants NOSCRIPT says so.
 	s.set(t, request("timers.set.warm", "x", "@in 0s"))
 	s.heardOf(t, "warm", 1)
+	s.instance = s.status(t, "timers").Instance
 	s.set(t, request("timers.set.warm", "y", "@in 1h"))
 	s.ok(t, about("timers.cancel.warm", "y"))
 	nothingLeft(t, s.rdb)
@@ -125,7 +127,7 @@ func (s *tabled) comeDue(t *testing.T, topic string) {
 	require.NoError(t, err)
 }
 
-// alive waits until no timer is claimed: the attempt that was under way is over.
+// settled waits until no timer is claimed: the attempt that was under way is over.
 func (s *tabled) settled(t *testing.T) {
 	t.Helper()
 	timerstest.Eventually(t, soon, "no claim is alive", func() bool { n, _ := claimed(t, s.rdb); return n == 0 })
@@ -163,6 +165,16 @@ func (s *tabled) setNow(t *testing.T, topic string) setReply {
 	return s.set(t, m)
 }
 
+// token is the token of the claim that a script makes or ends, or "".
+func (s *tabled) token(c faultproxy.Command) string {
+	for _, arg := range c.Args {
+		if strings.HasPrefix(arg, s.instance+".") {
+			return arg
+		}
+	}
+	return ""
+}
+
 // befalls is a rule for the commands of one script about one timer: the first
 // ones meet the faults, in order, and then, while it is frozen, LOADING.
 type befalls struct {
@@ -192,14 +204,18 @@ func (b *befalls) rule(c faultproxy.Command) faultproxy.Fault {
 	case b.frozen.Load():
 		f = loading
 	}
-	if f.Holds() {
-		return f
-	}
 	b.seen.Add(1)
 	if f.Passes() {
 		b.reached.Add(1)
 	}
 	return f
+}
+
+// release lets the one command that was held go on.
+func (b *befalls) release(s *tabled) {
+	b.released.Store(true)
+	b.seen.Add(-1) // it comes again
+	s.redis.Obey(b.rule)
 }
 
 // redisFault is a way in which a script can fail, and what a caller is told
