@@ -65,7 +65,7 @@ func TestTableOfRequests(t *testing.T) {
 						return b.reached.Load() >= int64(boolToInt(f.ran))
 					})
 					if f.late {
-						timerstest.Eventually(t, soon, "the late one is carried out", func() bool { return s.look(t, topic) == want })
+						timerstest.Eventually(t, soon, "the late one is carried out", func() bool { return s.get(t, topic) == want })
 					}
 					require.Equal(t, want, s.look(t, topic))
 					require.EqualValues(t, boolToInt(f.ran), b.reached.Load(), "how often it reached Redis")

@@ -18,6 +18,8 @@ import (
 type NATS struct {
 	gatehouse[Message]
 	port int
+
+	open sync.Map // *natsConn that stand, as keys
 }
 
 // Message is one operation on its way.
@@ -53,11 +55,24 @@ func NewNATS(addr string) (*NATS, error) {
 		}
 		return l, err
 	}
-	return p, p.open()
+	return p, p.gatehouse.open()
 }
 
 // URL is the address of the proxy, without credentials.
 func (p *NATS) URL() string { return fmt.Sprintf("nats://127.0.0.1:%d", p.port) }
+
+// CutNamed cuts the connections whose client-given name ends with the suffix.
+func (p *NATS) CutNamed(suffix string) {
+	p.open.Range(func(key, _ any) bool {
+		c := key.(*natsConn)
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		if strings.HasSuffix(c.name, suffix) {
+			_ = c.client.Close()
+		}
+		return true
+	})
+}
 
 // natsConn is one connection. The mutex guards what both directions use.
 type natsConn struct {
@@ -71,6 +86,8 @@ type natsConn struct {
 
 func (p *NATS) serve(client, server net.Conn) {
 	c := &natsConn{client: client, server: server, subs: map[string]string{}}
+	p.open.Store(c, nil)
+	defer p.open.Delete(c)
 	var down sync.WaitGroup
 	defer down.Wait()
 	down.Go(func() {

@@ -69,7 +69,7 @@ func NewRedis(network, addr string, lua fs.FS) (*Redis, error) {
 	}
 	p.network, p.addr, p.gatehouse.serve = network, addr, p.serve
 	p.listen = func() (net.Listener, error) { return net.Listen("unix", p.socket()) }
-	return p, p.open()
+	return p, p.gatehouse.open()
 }
 
 // Close ends the proxy.
