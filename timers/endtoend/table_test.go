@@ -42,8 +42,8 @@ type tabled struct {
 	heard map[string][]*nats.Msg // copies of fired events, by topic
 }
 
-// table starts servers, proxies and an instance. A command that is not answered
-// within 2 s is given up on, as requests are by default.
+// table starts servers, proxies and an instance. What Redis does not answer
+// within a second is given up on.
 func table(t *testing.T, settings ...string) *tabled {
 	t.Helper()
 	rs, ns := timerstest.Redis(t), timerstest.NATS(t)
@@ -57,7 +57,7 @@ func table(t *testing.T, settings ...string) *tabled {
 	})
 	require.NoError(t, err)
 	require.NoError(t, s.nc.Flush())
-	s.lapse = timerstest.LapseOn(t, s.redis.URL()+"?read_timeout=2s", s.nats.URL(), settings...)
+	s.lapse = timerstest.LapseOn(t, s.redis.URL()+"?read_timeout=1s", s.nats.URL(), append([]string{"LAPSE_REQUEST_TIMEOUT=1s"}, settings...)...)
 	// Redis knows every script from here on; a row that wants NOSCRIPT says so.
 	s.set(t, request("timers.set.warm", "x", "@in 0s"))
 	s.heardOf(t, "warm", 1)
@@ -174,6 +174,24 @@ func (s *tabled) setNow(t *testing.T, topic string) setReply {
 	m := request("timers.set."+topic, "x", "@in 0s")
 	m.Data = []byte("second")
 	return s.set(t, m)
+}
+
+// setLater sets the timer x of the topic, due in an hour, to "second".
+func (s *tabled) setLater(t *testing.T, topic string) setReply {
+	t.Helper()
+	m := request("timers.set."+topic, "x", "@in 1h")
+	m.Data = []byte("second")
+	return s.set(t, m)
+}
+
+// inFlight is how many claims the instance has not settled.
+func (s *tabled) inFlight(t *testing.T) int {
+	t.Helper()
+	var st struct {
+		InFlight int `json:"in_flight"`
+	}
+	require.NoError(t, json.Unmarshal(s.ok(t, about("timers.status", "")).Data, &st))
+	return st.InFlight
 }
 
 // token is the token of the claim that a script makes or ends, or "".
