@@ -235,8 +235,8 @@ func (s *served) redisTime(t *testing.T) time.Time {
 type status struct {
 	Prefix, Delivery, Stream, Instance string
 	Counts                             struct {
-		Fired, Duplicates, Refused, Unknown, Ignored, Strange int
-		ClaimErrors                                           int `json:"claim_errors"`
+		Fired, Duplicates, Refused, Unknown, Ignored, Strange, Events int
+		ClaimErrors                                                   int `json:"claim_errors"`
 	}
 }
 

@@ -4,7 +4,9 @@ import (
 	"os"
 	"strings"
 	"testing"
+	"time"
 
+	"github.com/nats-io/nats.go"
 	"github.com/stretchr/testify/require"
 
 	"github.com/lapse-timers/lapse/timers/timerstest"
@@ -43,4 +45,13 @@ func cutNext(p *faultproxy.Redis, n int, script string) {
 		}
 		return faultproxy.Pass
 	})
+}
+
+// connectThrough connects a client of the service to NATS by way of a proxy.
+func connectThrough(t *testing.T, p *faultproxy.NATS) *nats.Conn {
+	t.Helper()
+	nc, err := nats.Connect(p.URL(), nats.MaxReconnects(-1), nats.ReconnectWait(20*time.Millisecond), nats.ReconnectJitter(0, 0))
+	require.NoError(t, err)
+	t.Cleanup(nc.Close)
+	return nc
 }

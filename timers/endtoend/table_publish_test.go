@@ -20,7 +20,7 @@ import (
 type publishFault struct {
 	name    string
 	publish faultproxy.Fault // of the first publish of the timer
-	ack     faultproxy.Fault // of what comes to its acknowledgement inbox
+	ack     faultproxy.Fault // of what comes to its acknowledgement inbox, or of the answer to its flush
 	away    bool             // NATS is away for the delivery
 	stored  bool             // the stream has it
 	refused bool             // it was definitely not delivered
@@ -64,6 +64,8 @@ func (s *tabled) befallPublish(topic string, f publishFault) {
 			}
 		case m.Delivered() && inbox.Load() != nil && m.Subject == *inbox.Load() && f.ack != faultproxy.Pass:
 			return f.ack
+		case m.Server && m.Op == "PONG" && delivering(m) && inbox.Load() != nil && *inbox.Load() == "":
+			return f.ack // core delivery: the answer to the flush
 		}
 		return faultproxy.Pass
 	})

@@ -25,6 +25,7 @@ type NATS struct {
 // Message is one operation on its way.
 type Message struct {
 	Conn    string // the name that the client gave its connection
+	Server  bool   // it comes from the server
 	Op      string // upper case: PUB, HPUB, SUB, PING from a client; MSG, HMSG, PONG, INFO from the server
 	Subject string // of PUB, HPUB, MSG, HMSG
 	Reply   string // the reply subject of these, or ""
@@ -108,6 +109,7 @@ func (p *NATS) carry(c *natsConn, from, to net.Conn) {
 		if err != nil {
 			return
 		}
+		m.Server = from == c.server
 		f := p.judge(m)
 		switch f.kind {
 		case cutFirst:
