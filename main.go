@@ -428,10 +428,7 @@ func runService(ctx context.Context, cfg config, logger *slog.Logger, out io.Wri
 	}); err != nil {
 		return err
 	}
-	if err := lifecycle.Await(ctx, logger, "NATS", func(ctx context.Context) (bool, error) {
-		err := service.CheckDeployment(ctx, in.nc.Conn, prefix, in.store.Deployment())
-		return errors.Is(err, service.ErrOtherDeployment), err
-	}); err != nil {
+	if err := in.alone(ctx, logger, prefix); err != nil {
 		return err
 	}
 
@@ -442,7 +439,7 @@ func runService(ctx context.Context, cfg config, logger *slog.Logger, out io.Wri
 	down.Background(func(serving context.Context) {
 		ended <- in.service.Run(serving, func(serving context.Context) error {
 			// Once more, now that others can see us: two may have started together.
-			if err := service.CheckDeployment(serving, in.nc.Conn, prefix, in.store.Deployment()); err != nil || ctx.Err() != nil {
+			if err := in.alone(serving, logger, prefix); err != nil || ctx.Err() != nil {
 				return err
 			}
 			in.setPhase("")
@@ -469,6 +466,14 @@ func leaveCores() {
 	if os.Getenv("GOMAXPROCS") == "" {
 		runtime.GOMAXPROCS((runtime.GOMAXPROCS(0) + 1) / 2)
 	}
+}
+
+// alone returns once it is known that no other deployment serves the prefix.
+func (in *instance) alone(ctx context.Context, logger *slog.Logger, prefix wire.Prefix) error {
+	return lifecycle.Await(ctx, logger, "NATS", func(ctx context.Context) (bool, error) {
+		err := service.CheckDeployment(ctx, in.nc.Conn, prefix, in.store.Deployment())
+		return errors.Is(err, service.ErrOtherDeployment), err
+	})
 }
 
 // wire connects the parts that fire. They end in the reverse order: first

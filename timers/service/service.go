@@ -157,10 +157,7 @@ func (s *Service) Run(ctx context.Context, ready func(context.Context) error) er
 	}
 	err = s.addEndpoints(svc)
 	if err == nil {
-		// The server has the subscriptions before anyone is told that we are ready.
-		flush, cancel := context.WithTimeout(ctx, 5*time.Second)
-		err = s.cfg.Conn.FlushWithContext(flush)
-		cancel()
+		err = s.subscribed(ctx)
 	}
 	if err == nil {
 		err = ready(ctx)
@@ -191,6 +188,25 @@ func (s *Service) Run(ctx context.Context, ready func(context.Context) error) er
 		s.fail(r.request, errBusy)
 	}
 	return err
+}
+
+// subscribed returns once the server has the subscriptions, so that nobody is
+// told before that requests are taken. A connection that is cut meanwhile comes
+// back by itself and subscribes again.
+func (s *Service) subscribed(ctx context.Context) error {
+	for {
+		flush, cancel := context.WithTimeout(ctx, 5*time.Second)
+		err := s.cfg.Conn.FlushWithContext(flush)
+		cancel()
+		if err == nil || ctx.Err() != nil || s.cfg.Conn.IsClosed() {
+			return err
+		}
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-time.After(100 * time.Millisecond):
+		}
+	}
 }
 
 func (s *Service) addEndpoints(svc micro.Service) error {
