@@ -288,6 +288,8 @@ func newLogger(cfg config, w *os.File) *slog.Logger {
 type publisher interface {
 	timers.Publisher
 	Run(context.Context) error
+	// Ready says without waiting whether publishing makes sense.
+	Ready() bool
 	Health() wire.HealthPart
 	MaxSize() int
 	MaxDead(context.Context) int
@@ -495,7 +497,7 @@ func (in *instance) wire(logger *slog.Logger, keys *timers.Keys, prefix wire.Pre
 	var loop *reconcile.Loop
 	in.crew = timers.NewCrew(in.store, timers.CrewConfig{
 		Instance: in.id, DB: in.rdb.Options().DB,
-		Fires:   func() bool { return in.pub.Health().Status != wire.HealthDown },
+		Fires:   in.pub.Ready,
 		Rescued: func() { loop.Wake() }, Noticed: func(p int, due time.Time) { loop.Noticed(p, due) },
 		Logger: logger,
 	})
@@ -521,6 +523,8 @@ func (in *instance) wire(logger *slog.Logger, keys *timers.Keys, prefix wire.Pre
 	counts := func(c *wire.CountStats) {
 		heard := in.listener.Stats()
 		c.Recovered, c.Events, c.EventGaps, c.Strange = loop.Stats().Recovered.Load(), heard.Events, heard.Gaps, strange()
+		c.Deaths, c.Rescued = in.crew.Stats().Deaths.Load(), in.crew.Stats().Rescued.Load()
+		c.Repaired += loop.Stats().Mended.Load()
 		c.Unannounced = announcer.Lost()
 	}
 	in.service = service.New(service.Config{
@@ -530,8 +534,8 @@ func (in *instance) wire(logger *slog.Logger, keys *timers.Keys, prefix wire.Pre
 	})
 	down.Background(ends("delivery", in.pub.Run))
 	down.Background(ends("announcer", announcer.Run))
-	// The crew is left once nothing is under way, and what is left is known.
-	down.PushPart(func(ctx context.Context) { in.crew.Leave(ctx, in.firer.InFlight() > 0) })
+	// The crew is left once nothing is under way.
+	down.PushPart(in.crew.Leave)
 	down.Background(ends("crew", in.crew.Run))
 	down.Background(ends("firer", in.firer.Run))
 	down.Background(ends("notify", in.listener.Run))

@@ -56,6 +56,26 @@ func TestStandByTells(t *testing.T) {
 	})
 }
 
+// Who nudges looks at its own time, which may be a second away, so it is told of
+// what this one would see in time by itself too; and of what was set while NATS
+// was away from here. What comes later it has seen by then.
+func TestStandByTellsOfAllThatComesSoon(t *testing.T) {
+	bubble(t, func(t *testing.T, r *rig) {
+		r.standsBy.Store(true)
+		r.gate = make(chan struct{})
+		r.run()
+		r.until(10 * ms)
+		r.loop.WakeBefore(0, r.redis(20*ms))
+		close(r.gate)
+		r.until(100 * ms)
+		for _, due := range []time.Duration{2500 * ms, 1500 * ms, 950 * ms, 960 * ms} {
+			r.loop.WakeBefore(0, r.redis(due))
+		}
+		r.until(110 * ms)
+		require.Equal(t, []time.Duration{20 * ms, 1500 * ms, 950 * ms}, r.told)
+	})
+}
+
 func TestNoticeWakesWhoNudges(t *testing.T) {
 	for _, standsBy := range []bool{false, true} {
 		bubble(t, func(t *testing.T, r *rig) {

@@ -121,6 +121,7 @@ type part struct {
 	busy    atomic.Bool       // the sweeping goroutine has some, or they are in its slot
 	more    chan struct{}     // one slot: the sweeping goroutine is done, look again
 	plan    atomic.Int64      // a timer due before it wants another look, ms on Redis's clock
+	first   atomic.Int64      // of one due before it who nudges may not know, likewise
 	missed  time.Time         // when Missed was last called; the nudging goroutine's
 	touch   int               // how many the next look may touch; likewise
 	named   int               // how many overdue ones it may name; likewise
@@ -170,11 +171,13 @@ func (l *Loop) Wake() {
 // It never blocks.
 func (l *Loop) WakeBefore(p int, due time.Time) {
 	part := l.parts[p]
-	if due.UnixMilli() < part.plan.Load() {
+	ms := due.UnixMilli()
+	if ms < part.plan.Load() {
 		signal(part.wake)
-		if !l.cfg.Leads(p) {
-			l.cfg.Tell(p, due)
-		}
+	}
+	if first := part.first.Load(); ms < first && !l.cfg.Leads(p) {
+		part.first.CompareAndSwap(first, ms)
+		l.cfg.Tell(p, due)
 	}
 }
 
@@ -205,11 +208,12 @@ func (l *Loop) nudge(ctx context.Context, p *part) {
 	defer timer.Stop()
 	pause := time.Duration(0) // after failures
 	for {
+		// While it waits or looks, whatever is set may be missing from the answer.
+		p.plan.Store(math.MaxInt64)
+		p.first.Store(math.MaxInt64)
 		if l.cfg.Await(ctx) != nil {
 			return
 		}
-		// While it looks, whatever is set may be missing from the answer.
-		p.plan.Store(math.MaxInt64)
 		sleep, err := l.pass(ctx, p)
 		switch {
 		case ctx.Err() != nil:
@@ -322,8 +326,21 @@ func (l *Loop) pass(ctx context.Context, p *part) (time.Duration, error) {
 		// and takes from Redis what the claims need.
 		earlier(scan.Now.Add(backlog))
 	}
-	// The look at wake also serves what is due that much before it.
-	p.plan.Store(wake.Add(-late).UnixMilli())
+	// The look at wake also serves what is due right before it.
+	switch {
+	case leads:
+		p.plan.Store(wake.Add(-late).UnixMilli())
+	case !scan.Next.IsZero() && scan.Next.Before(wake):
+		p.plan.Store(scan.Next.UnixMilli())
+	default:
+		p.plan.Store(wake.UnixMilli())
+	}
+	// Who nudges looks within a second of its own, and so knows of what comes later.
+	first := scan.Now.Add(2 * lookAtLeast)
+	if !scan.Next.IsZero() && scan.Next.Before(first) {
+		first = scan.Next
+	}
+	p.first.Store(first.UnixMilli())
 	return max(wake.Sub(scan.Now)-time.Since(got), 0), nil
 }
 
@@ -382,7 +399,7 @@ func (l *Loop) sweep(ctx context.Context, p *part) {
 }
 
 // patrol walks slowly through all keys, one partition after the other, for
-// records that no set names any more. One instance does it.
+// records that no set names any more. Who nudges a partition does it.
 func (l *Loop) patrol(ctx context.Context) {
 	tick := time.NewTicker(patrolEvery)
 	defer tick.Stop()

@@ -2,6 +2,7 @@ package timers
 
 import (
 	"context"
+	"fmt"
 	"log/slog"
 	"math"
 	"slices"
@@ -63,7 +64,6 @@ type crewView struct {
 type CrewStats struct {
 	Deaths  atomic.Int64 // instances whose end this one has noticed
 	Rescued atomic.Int64 // claims of theirs that this one gave back
-	Told    atomic.Int64 // notices sent
 }
 
 const (
@@ -128,7 +128,7 @@ func (c *Crew) Tell(p int, due time.Time) {
 	if c.Leads(p) {
 		return
 	}
-	ms := due.UnixMilli()
+	ms := max(due.UnixMilli(), 1) // 0 says that the crew has changed
 	for {
 		was := c.earlier[p].Load()
 		if was <= ms {
@@ -188,7 +188,7 @@ func (c *Crew) Run(ctx context.Context) error {
 		signed  time.Time // when the last sign was sent that Redis took
 		watched time.Time // since when nobody can have signed unseen
 		failing bool
-		fires   bool
+		told    string              // what the others were last told of
 		rescues = make(chan string) // instances that nothing is left of, or whose rescue failed
 		under   = map[string]bool{} // rescues under way
 	)
@@ -204,8 +204,7 @@ func (c *Crew) Run(ctx context.Context) error {
 		case <-timer.C:
 		case <-c.kick:
 		}
-		before := fires
-		fires = c.cfg.Fires() && !c.leaving.Load()
+		fires := c.cfg.Fires() && !c.leaving.Load()
 		sent := time.Now()
 		within, cancel := context.WithTimeout(ctx, crewAnswer)
 		if signed.IsZero() {
@@ -218,23 +217,25 @@ func (c *Crew) Run(ctx context.Context) error {
 			return nil
 		}
 		if err != nil {
-			if !failing {
-				c.cfg.Logger.Debug("cannot sign that this instance lives", "error", err)
+			// The others share without this one by now, and whom it knows may be
+			// dead. Alone it misses nothing.
+			if !failing && sent.Sub(signed) > crewLife && c.view.Swap(nil) != nil {
+				failing = true
+				c.cfg.Logger.Warn("cannot tell the other instances that this one lives; it works as if it were alone", "error", err)
 			}
-			failing = true
 			timer.Reset(crewRepeat)
 			continue
 		}
-		failing = false
+		if failing {
+			failing = false
+			c.cfg.Logger.Info("the other instances know that this one lives")
+		}
 		if !signed.IsZero() && !held {
 			// Our own sign was lost or late, so theirs may have been too.
 			watched = sent
 		}
-		if signed.IsZero() || fires != before {
-			// They have to share anew.
-			if err := c.store.Tell(ctx, c.cfg.DB, Notice{Instance: c.cfg.Instance}); err != nil {
-				c.cfg.Logger.Debug("a notice could not be sent", "error", err)
-			}
+		if now := fmt.Sprint(fires); told != now && c.changed(ctx) {
+			told = now
 		}
 		signed = sent
 		wait := crewBeat
@@ -244,12 +245,12 @@ func (c *Crew) Run(ctx context.Context) error {
 		}
 		for _, m := range mates {
 			switch unseen := crewLife - sent.Sub(watched); {
-			case m.Life >= 0 && !m.Gone:
+			case m.Life >= 0:
 				wait = min(wait, m.Life+time.Millisecond)
 				if m.Fires {
 					firing = append(firing, m.Instance)
 				}
-			case unseen > 0 && !m.Gone:
+			case unseen > 0:
 				wait = min(wait, unseen)
 			case !under[m.Instance]:
 				under[m.Instance] = true
@@ -269,6 +270,17 @@ func (c *Crew) Run(ctx context.Context) error {
 		}
 		timer.Reset(wait)
 	}
+}
+
+// changed tells the others to look at the crew, since they have to share anew.
+func (c *Crew) changed(ctx context.Context) bool {
+	within, cancel := context.WithTimeout(ctx, crewAnswer)
+	defer cancel()
+	err := c.store.Tell(within, c.cfg.DB, Notice{Instance: c.cfg.Instance})
+	if err != nil {
+		c.cfg.Logger.Debug("a notice could not be sent", "error", err)
+	}
+	return err == nil
 }
 
 // rescue gives back what a dead instance had claimed, and strikes it off.
@@ -311,9 +323,7 @@ func (c *Crew) tellOthers(ctx context.Context) {
 				// It may be for want of a right. Those that stand by find the timer.
 				c.cfg.Logger.Debug("a notice could not be sent", "error", err)
 				pause = time.Second
-				break
 			}
-			c.stats.Told.Add(1)
 		}
 		if sleep(ctx, pause) != nil {
 			return
@@ -321,14 +331,14 @@ func (c *Crew) tellOthers(ctx context.Context) {
 	}
 }
 
-// Leave strikes this instance off after [Crew.Run]. With claims left, the
-// others are left to find it dead, and to give them back.
-func (c *Crew) Leave(ctx context.Context, claims bool) {
-	if err := c.store.Leave(ctx, c.cfg.Instance, claims); err != nil {
+// Leave strikes this instance off after [Crew.Run], once nothing of it is under
+// way any more. Claims that it could not settle are given back; where Redis does
+// not answer, the others find it dead and do that.
+func (c *Crew) Leave(ctx context.Context) {
+	err := c.store.Leave(ctx, c.cfg.Instance)
+	if err != nil {
 		c.cfg.Logger.Debug("could not leave the crew; the others will notice", "error", err)
 		return
 	}
-	if err := c.store.Tell(ctx, c.cfg.DB, Notice{Instance: c.cfg.Instance}); err != nil {
-		c.cfg.Logger.Debug("a notice could not be sent", "error", err)
-	}
+	c.changed(ctx)
 }

@@ -11,14 +11,12 @@ type Mate struct {
 	Instance string
 	Life     time.Duration // what is left, unless it signs again; negative: its liveness key is gone
 	Fires    bool          // it says that it can deliver
-	Gone     bool          // it says that it has ended and left claims
 }
 
 // What an instance says of itself, in its liveness key.
 const (
 	saysFires = "1"
 	saysWaits = "0"
-	saysGone  = "-"
 )
 
 // Sign says that the instance lives for the given time, in whole milliseconds,
@@ -38,8 +36,7 @@ func (s *Store) Sign(ctx context.Context, instance string, life time.Duration, f
 		return nil, false, fmt.Errorf("%w: sign answered nothing", ErrUnconfirmed)
 	}
 	for v := out[1:]; len(v) >= 3; v = v[3:] {
-		mates = append(mates, Mate{Instance: text(v[0]), Life: time.Duration(integer(v[1])) * time.Millisecond,
-			Fires: text(v[2]) == saysFires, Gone: text(v[2]) == saysGone})
+		mates = append(mates, Mate{Instance: text(v[0]), Life: time.Duration(integer(v[1])) * time.Millisecond, Fires: text(v[2]) == saysFires})
 	}
 	return mates, integer(out[0]) == 1, nil
 }
@@ -83,12 +80,13 @@ func (s *Store) Forget(ctx context.Context, instance string) error {
 	return writeError(s.rdb.ZRem(ctx, s.keys.Members(), instance).Err())
 }
 
-// Leave ends the liveness of an instance. When it has claims left, it stays a
-// member that says it is gone, so that the others give them back.
-func (s *Store) Leave(ctx context.Context, instance string, claims bool) error {
-	if claims {
-		// Refused over maxmemory; then the key ends by itself.
-		return writeError(s.rdb.Set(ctx, s.keys.Alive(instance), saysGone, crewLife).Err())
+// Leave gives back what the instance has claimed and not settled, and ends its
+// membership and its life.
+func (s *Store) Leave(ctx context.Context, instance string) error {
+	for p := range s.keys.Partitions() {
+		if _, err := s.Rescue(ctx, p, instance); err != nil {
+			return err
+		}
 	}
 	if err := s.Forget(ctx, instance); err != nil {
 		return err

@@ -103,7 +103,7 @@ func TestCrewSharesEveryTimerOnce(t *testing.T) {
 		}
 		for _, m := range crew {
 			m.end()
-			m.Leave(t.Context(), false)
+			m.Leave(t.Context())
 		}
 		require.Zero(t, r.rdb.Exists(t.Context(), "timers:{crew}:members", "timers:{crew}:alive:i0").Val())
 	}
@@ -208,8 +208,8 @@ func TestLostSignsAreNoDeath(t *testing.T) {
 	}
 }
 
-// A stop with claims left does not wait for the life to end.
-func TestLeaveWithClaims(t *testing.T) {
+// What a stop could not settle is given back at once.
+func TestLeaveGivesClaimsBack(t *testing.T) {
 	r := newRig(t)
 	crew := r.crewOf(2)
 	r.past(r.set("x", 0, "x").Due)
@@ -217,12 +217,26 @@ func TestLeaveWithClaims(t *testing.T) {
 	crew[1].Retire()
 	r.sees(1, crew...)
 	require.True(t, crew[0].Mine(ref("x")))
-	require.Zero(t, crew[0].Stats().Deaths.Load(), "it lives on until its fires are settled")
+	require.Empty(t, r.claim("i0.1", time.Hour, "x").Claims, "it lives on until its fires are settled")
 	crew[1].end()
-	began := time.Now()
-	crew[1].Leave(t.Context(), true)
-	<-crew[0].rescued
-	require.Less(t, time.Since(began), time.Second)
+	crew[1].Leave(t.Context())
+	again := r.claim("i0.2", time.Hour, "x").Claims
+	require.Len(t, again, 1)
+	require.True(t, again[0].Unsure)
+	require.Zero(t, crew[0].Stats().Deaths.Load())
+}
+
+// A Redis in which nobody can sign leaves everybody with everything.
+func TestCrewThatCannotSign(t *testing.T) {
+	r := newRig(t)
+	crew := r.crewOf(2)
+	require.NoError(t, r.rdb.Del(t.Context(), "timers:{crew}:members").Err())
+	require.NoError(t, r.rdb.Set(t.Context(), "timers:{crew}:members", "x", 0).Err())
+	r.sees(0, crew...)
+	require.True(t, crew[0].Mine(ref("a")) && crew[1].Mine(ref("a")))
+	require.True(t, crew[0].Leads(0) && crew[1].Leads(0))
+	require.NoError(t, r.rdb.Del(t.Context(), "timers:{crew}:members").Err())
+	r.sees(2, crew...)
 }
 
 func TestSignsAtMaxmemory(t *testing.T) {
@@ -244,5 +258,7 @@ func TestNoticeReachesTheOthers(t *testing.T) {
 	require.Equal(t, timers.Notice{Due: 42}, <-lead.noticed)
 	other.Tell(0, time.UnixMilli(43))
 	require.Equal(t, timers.Notice{Due: 43}, <-lead.noticed)
+	other.Tell(0, time.Time{}) // nobody knows when
+	require.Equal(t, timers.Notice{Due: 1}, <-lead.noticed)
 	require.Empty(t, other.noticed)
 }

@@ -99,7 +99,8 @@ func (s *Store) Retry(ctx context.Context, p int, refs []Ref) ([]RetryResult, ti
 	for _, r := range refs {
 		args = append(args, r.Member())
 	}
-	out, err := s.runKept(ctx, scriptRetry, s.deadKeys(p, refs), args).Slice()
+	cmd, short := s.runKept(ctx, scriptRetry, s.deadKeys(p, refs), args)
+	out, err := cmd.Slice()
 	if err != nil {
 		return nil, time.Time{}, writeError(err)
 	}
@@ -117,7 +118,7 @@ func (s *Store) Retry(ctx context.Context, p int, refs []Ref) ([]RetryResult, ti
 			results[i].State = Firing
 		}
 	}
-	return results, time.UnixMicro(integer(out[0])), nil
+	return results, time.UnixMicro(integer(out[0])), short
 }
 
 func (s *Store) deadKeys(p int, refs []Ref) []string {

@@ -29,18 +29,30 @@ func onRedis(t *testing.T, server *timerstest.RedisServer) *rig {
 func TestSetAwaitsReplicas(t *testing.T) {
 	master := timerstest.RedisTCP(t)
 	r := onRedis(t, master)
+	require.NoError(t, r.rdb.Do(t.Context(), "ACL", "SETUSER", "short", "reset", "on", ">pw", "~*", "+@all", "-wait").Err())
+	opt, err := timers.ParseRedisURL("redis://short:pw@" + master.Addr())
+	require.NoError(t, err)
+	short := redis.NewClient(opt)
+	defer short.Close()
+	without := timers.NewStore(short, r.keys)
+	require.NoError(t, without.Open(t.Context()))
+	without.AwaitReplicas(1, time.Second)
+	require.ErrorIs(t, without.Open(t.Context()), timers.ErrRedisAuth)
+
 	r.store.AwaitReplicas(1, 200*time.Millisecond)
 	set := func(id string) error {
 		_, err := r.store.Set(t.Context(), 0, []timers.SetItem{{Ref: ref(id), In: time.Hour, Schedule: "@in 1h", Payload: []byte("x")}})
 		return err
 	}
-	err := set("alone")
+	err = set("alone")
 	require.ErrorIs(t, err, timers.ErrReplicas)
 	require.ErrorIs(t, err, timers.ErrUnconfirmed)
 	require.ErrorContains(t, err, "0 of 1")
 	require.NotNil(t, r.get("alone"), "it is there all the same")
-	_, _, err = r.store.Cancel(t.Context(), 0, refs("alone"))
+	res, _, err := r.store.Cancel(t.Context(), 0, refs("alone", "nobody"))
 	require.ErrorIs(t, err, timers.ErrReplicas)
+	require.Equal(t, timers.Cancelled, res[0].Outcome)
+	require.Equal(t, timers.CancelNotFound, res[1].Outcome, "what was not carried out is told apart")
 	require.Nil(t, r.get("alone"))
 
 	host, port, err := net.SplitHostPort(master.Addr())

@@ -69,12 +69,13 @@ func (s *Store) run(ctx context.Context, script *redis.Script, keys []string, ar
 
 // runKept is run, followed on the same connection by WAIT where replicas are
 // asked for (https://redis.io/docs/latest/commands/wait/): it counts those that
-// have what this connection has written.
-func (s *Store) runKept(ctx context.Context, script *redis.Script, keys []string, args []any) *redis.Cmd {
+// have what this connection has written. With too few the reply is there all
+// the same, and short says so.
+func (s *Store) runKept(ctx context.Context, script *redis.Script, keys []string, args []any) (cmd *redis.Cmd, short error) {
 	if s.replicas == 0 {
-		return s.run(ctx, script, keys, args)
+		return s.run(ctx, script, keys, args), nil
 	}
-	var cmd, wait *redis.Cmd
+	var wait *redis.Cmd
 	send := func(run func(context.Context, redis.Scripter, []string, ...any) *redis.Cmd) {
 		pipe := s.rdb.Pipeline()
 		cmd = run(ctx, pipe, keys, args...)
@@ -88,13 +89,13 @@ func (s *Store) runKept(ctx context.Context, script *redis.Script, keys []string
 		send(script.Eval)
 	}
 	if cmd.Err() != nil {
-		return cmd
+		return cmd, nil
 	}
 	switch have, err := wait.Int(); {
 	case err != nil:
-		cmd.SetErr(fmt.Errorf("%w (WAIT: %w)", ErrReplicas, err))
+		return cmd, fmt.Errorf("%w (WAIT: %w)", ErrReplicas, err)
 	case have < s.replicas:
-		cmd.SetErr(fmt.Errorf("%w: %d of %d have it after %s", ErrReplicas, have, s.replicas, s.within))
+		return cmd, fmt.Errorf("%w: %d of %d have it after %s", ErrReplicas, have, s.replicas, s.within)
 	}
-	return cmd
+	return cmd, nil
 }

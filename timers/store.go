@@ -44,8 +44,8 @@ func NewStore(rdb redis.UniversalClient, keys *Keys) *Store {
 
 // AwaitReplicas makes [Store.Set], [Store.Cancel] and [Store.Retry] wait until at least n
 // replicas have the change, for the given time at most, in whole milliseconds.
-// Without enough of them they give [ErrReplicas]. It must come before they are
-// used; 0 is the default.
+// Without enough of them they give [ErrReplicas] beside their results. It must
+// come before [Store.Open], which asks for the right; 0 is the default.
 func (s *Store) AwaitReplicas(n int, within time.Duration) { s.replicas, s.within = n, within }
 
 // Keys is how the store spells its keys.
@@ -98,6 +98,11 @@ func (s *Store) Open(ctx context.Context) error {
 	}
 	if err := s.rdb.Time(ctx).Err(); err != nil { // every script begins with it
 		return fail(err)
+	}
+	if s.replicas > 0 {
+		if err := s.rdb.Do(ctx, "WAIT", 0, 1).Err(); err != nil {
+			return fail(err)
+		}
 	}
 	keys := []string{s.keys.Probe(0, id+"1"), s.keys.Probe(0, id+"2"), s.keys.Probe(0, id+"3")}
 	refused, err := s.run(ctx, scriptProbe, keys, nil).Text()
@@ -152,7 +157,8 @@ func (s *Store) Set(ctx context.Context, p int, items []SetItem) ([]SetResult, e
 		args = append(args, member, kind, n, it.Payload, it.Headers, it.Schedule)
 	}
 	keys = append(keys, s.keys.Dead(p))
-	out, err := s.runKept(ctx, scriptSet, keys, args).Slice()
+	cmd, short := s.runKept(ctx, scriptSet, keys, args)
+	out, err := cmd.Slice()
 	if err != nil {
 		return nil, writeError(err)
 	}
@@ -168,7 +174,7 @@ func (s *Store) Set(ctx context.Context, p int, items []SetItem) ([]SetResult, e
 		}
 		results[i] = SetResult{Rev: integer(v[0]), Due: time.UnixMilli(integer(v[1])), Was: State(text(v[2]))}
 	}
-	return results, nil
+	return results, short
 }
 
 // CancelOutcome is what became of a cancel.
@@ -199,7 +205,8 @@ func (s *Store) Cancel(ctx context.Context, p int, refs []Ref) ([]CancelResult, 
 	for _, r := range refs {
 		args = append(args, r.Member())
 	}
-	out, err := s.runKept(ctx, scriptCancel, keys, args).Slice()
+	cmd, short := s.runKept(ctx, scriptCancel, keys, args)
+	out, err := cmd.Slice()
 	if err != nil {
 		return nil, 0, writeError(err)
 	}
@@ -212,7 +219,7 @@ func (s *Store) Cancel(ctx context.Context, p int, refs []Ref) ([]CancelResult, 
 			results[i] = CancelResult{Outcome: CancelOutcome(integer(v[0])), Rev: integer(v[1])}
 		}
 	}
-	return results, int(integer(out[0])), nil
+	return results, int(integer(out[0])), short
 }
 
 // Get reads timers; the ones that do not exist are nil.

@@ -50,7 +50,7 @@ func (s *Service) storeError(verb string, err error) *wire.Error {
 			return wire.Errorf(wire.Unavailable, "Redis cannot be read now; try again later")
 		}
 		return wire.Errorf(wire.Unavailable, "Redis cannot be written to now; nothing was stored, try again later")
-	case errors.Is(err, timers.ErrReplicas):
+	case errors.Is(err, timers.ErrReplicas): // of those that were carried out
 		return wire.Errorf(wire.Unconfirmed, "it was carried out, but too few replicas of Redis have confirmed it (LAPSE_MIN_REPLICAS): a failover may lose it; get it, or %s it again with the same id", verb)
 	case errors.Is(err, timers.ErrUnconfirmed):
 		switch verb {
@@ -62,6 +62,18 @@ func (s *Service) storeError(verb string, err error) *wire.Error {
 		return wire.Errorf(wire.Unconfirmed, "the reply of Redis was lost: it may be stored; get it, or set it again with the same id")
 	}
 	return wire.Errorf(wire.Internal, "an error in the service; its log says more")
+}
+
+// doubt is the answer to what was carried out while too few replicas have
+// confirmed it, or nil. What was not carried out is answered as always, so err
+// is taken away.
+func (s *Service) doubt(verb string, err *error) *wire.Error {
+	if !errors.Is(*err, timers.ErrReplicas) {
+		return nil
+	}
+	e := s.storeError(verb, *err)
+	*err = nil
+	return e
 }
 
 // expired answers those requests that waited too long, and keeps the others.
@@ -114,9 +126,10 @@ func (s *Service) runSets(ctx context.Context, batch []setRequest) {
 		results, err := s.cfg.Store.Set(ctx, p, items)
 		cancel()
 		fault.Point("stored")
+		doubt := s.doubt("set", &err)
 		if err != nil {
 			if errors.Is(err, timers.ErrUnconfirmed) {
-				s.cfg.Scheduled(p, time.Time{}) // something may be due
+				s.cfg.Scheduled(p, time.UnixMilli(0)) // something may be due
 			}
 			e := s.storeError("set", err)
 			for _, r := range part {
@@ -131,6 +144,10 @@ func (s *Service) runSets(ctx context.Context, batch []setRequest) {
 				continue
 			}
 			s.cfg.Scheduled(p, res.Due)
+			if doubt != nil {
+				s.fail(r.request, doubt)
+				continue
+			}
 			s.respondJSON(r.request, wire.SetReply{
 				Topic: r.Topic, ID: r.ID, Due: wire.FormatTime(res.Due), Rev: res.Rev,
 				Replaced: res.Was != "", Was: string(res.Was),
@@ -149,6 +166,7 @@ func (s *Service) runCancels(ctx context.Context, batch []refRequest) {
 		results, repaired, err := s.cfg.Store.Cancel(ctx, p, refsOf(part))
 		cancel()
 		fault.Point("cancelled")
+		doubt := s.doubt("cancel", &err)
 		if err != nil {
 			e := s.storeError("cancel", err)
 			for _, r := range part {
@@ -162,6 +180,10 @@ func (s *Service) runCancels(ctx context.Context, batch []refRequest) {
 		for i, r := range part {
 			switch res := results[i]; res.Outcome {
 			case timers.Cancelled:
+				if doubt != nil {
+					s.fail(r.request, doubt)
+					continue
+				}
 				s.respondJSON(r.request, wire.CancelReply{Topic: r.Topic, ID: r.ID, Rev: res.Rev})
 			case timers.CancelTooLate:
 				e := wire.Errorf(wire.Conflict, "too late: timer %+q of topic %s is or may be being delivered; no further attempt will be made", wire.Cut(r.ID), r.Topic)
@@ -188,9 +210,10 @@ func (s *Service) runRetries(ctx context.Context, batch []refRequest) {
 		ctx, cancel := context.WithTimeout(ctx, s.cfg.RequestTimeout)
 		results, now, err := s.cfg.Store.Retry(ctx, p, refsOf(part))
 		cancel()
+		doubt := s.doubt("retry", &err)
 		if err != nil {
 			if errors.Is(err, timers.ErrUnconfirmed) {
-				s.cfg.Scheduled(p, time.Time{}) // something may be due
+				s.cfg.Scheduled(p, time.UnixMilli(0)) // something may be due
 			}
 			e := s.storeError("retry", err)
 			for _, r := range part {
@@ -202,6 +225,10 @@ func (s *Service) runRetries(ctx context.Context, batch []refRequest) {
 			switch res := results[i]; res.Outcome {
 			case timers.Retried:
 				s.cfg.Scheduled(p, now)
+				if doubt != nil {
+					s.fail(r.request, doubt)
+					continue
+				}
 				s.respondJSON(r.request, wire.RetryReply{Topic: r.Topic, ID: r.ID, Due: wire.FormatTime(res.Due), Rev: res.Rev})
 			case timers.RetryNotDead:
 				e := wire.Errorf(wire.Conflict, "timer %+q of topic %s is not dead: it is %s and needs no retry", wire.Cut(r.ID), r.Topic, res.State)

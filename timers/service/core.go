@@ -72,6 +72,9 @@ func (c *Core) MaxSize() int { return int(c.nc.MaxPayload()) }
 // Await returns once publishing makes sense.
 func (c *Core) Await(ctx context.Context) error { return c.gate.await(ctx) }
 
+// Ready says without waiting whether publishing makes sense.
+func (c *Core) Ready() bool { return c.gate.isOpen() }
+
 // Health is how delivery is.
 func (c *Core) Health() wire.HealthPart {
 	if !c.nc.IsConnected() {

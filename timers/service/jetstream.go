@@ -124,6 +124,9 @@ func (j *JetStream) MaxSize() int {
 // Await returns once publishing makes sense.
 func (j *JetStream) Await(ctx context.Context) error { return j.gate.await(ctx) }
 
+// Ready says without waiting whether publishing makes sense.
+func (j *JetStream) Ready() bool { return j.gate.isOpen() }
+
 // Health is how delivery is.
 func (j *JetStream) Health() wire.HealthPart {
 	if !j.nc.IsConnected() {

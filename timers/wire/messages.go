@@ -110,6 +110,8 @@ type CountStats struct {
 	Ignored    int64 `json:"ignored"`     // requests with a reply subject Lapse will not publish to
 
 	Recovered      int64 `json:"recovered"`       // timers claimed for want of an event in time
+	Deaths         int64 `json:"deaths"`          // other instances whose end this one noticed
+	Rescued        int64 `json:"rescued"`         // claims of theirs that it gave back
 	Events         int64 `json:"events"`          // expired trigger keys heard
 	EventGaps      int64 `json:"event_gaps"`      // times that events may have been lost
 	HintsDropped   int64 `json:"hints_dropped"`   // events that came faster than they could be claimed; recovered
