@@ -52,7 +52,7 @@ type Publisher interface {
 	// Publish starts the delivery of a claim, and calls done exactly once, on
 	// any goroutine and within a bounded time. It must not repeat by itself.
 	// It may keep the claim until then. A claim past its PublishBy is refused
-	// with ErrStale, one while NATS is away with ErrAway, and one that is larger
+	// with ErrStale, one that reaches nobody with ErrAway, and one that is larger
 	// than the limit of now with ErrTooLarge.
 	Publish(c *Claim, source Source, done func(Delivery))
 	// Await returns nil once publishing makes sense, or the context's error.
@@ -331,12 +331,13 @@ func (f *Firer) claim(ctx context.Context, p int, refs []Ref, source Source) (in
 	return len(res.Claims), nil
 }
 
-// Errors of attempts that were never made, and so say nothing of the timer.
+// Errors of attempts that reached nobody, and so say nothing of the timer.
 var (
 	// ErrStale is why a claim was not published after its PublishBy.
 	ErrStale = errors.New("half the lease was over before it could be published")
-	// ErrAway is matched where NATS was not connected, or the process ended.
-	ErrAway = errors.New("NATS was not connected")
+	// ErrAway is matched where NATS was not connected, where the server says that
+	// nobody was there to take it, or where the process ended.
+	ErrAway = errors.New("it reached nobody")
 )
 
 // claimOnce sends the claim. Once a reply was lost it sends the claim again with
@@ -426,7 +427,8 @@ func (f *Firer) settleBatch(ctx context.Context, batch []result) {
 }
 
 // givenUp says whether no further attempt is made after this one, and why. An
-// attempt that was never made says nothing of the timer.
+// attempt that reached nobody says nothing of the timer, or a stream without a
+// leader would kill all that falls due meanwhile.
 func (f *Firer) givenUp(r *result) (reason string, over bool) {
 	switch {
 	case r.Outcome == Delivered, errors.Is(r.Err, ErrStale), errors.Is(r.Err, ErrAway):

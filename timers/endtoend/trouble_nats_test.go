@@ -142,10 +142,12 @@ func TestStopWhileNATSIsAway(t *testing.T) {
 	}
 }
 
+// What meets no stream was refused by nobody, so that it ends no timer, however
+// few attempts there may be.
 func TestStreamIsDeleted(t *testing.T) {
 	t.Parallel()
 	rs, ns := timerstest.Redis(t), timerstest.NATS(t)
-	l := timerstest.LapseOn(t, rs.URL(), ns.URL())
+	l := timerstest.LapseOn(t, rs.URL(), ns.URL(), "LAPSE_MAX_ATTEMPTS=1")
 	rdb, nc := rs.Client(), ns.Connect(t)
 	c := newClient(t, nc)
 	js, err := jetstream.New(nc)

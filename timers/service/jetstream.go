@@ -334,8 +334,9 @@ func (j *JetStream) acknowledged(m *nats.Msg) {
 	var ack pubAck
 	switch {
 	case len(m.Data) == 0 && m.Header.Get("Status") == "503":
-		// The server itself says that nobody took it.
-		d = timers.Delivery{Outcome: timers.Refused, Err: nats.ErrNoResponders}
+		// The server itself says that nobody was there to take it: the stream is
+		// gone or has no leader, which is no judgement of the timer.
+		d = timers.Delivery{Outcome: timers.Refused, Err: fmt.Errorf("%w: %w", timers.ErrAway, nats.ErrNoResponders)}
 		j.look()
 	case j.plainAck(m.Data):
 		d = timers.Delivery{Outcome: timers.Delivered}
