@@ -58,6 +58,9 @@ func TestWriteErrorsAreSorted(t *testing.T) {
 		{reply("NOPERM this user has no permissions to run the 'hset' command"), ErrUnconfirmed},
 		{reply("ERR Error running script (call to f_c0ffee): @user_script:60: user_script:60: attempt to index nil"), ErrUnconfirmed},
 		{reply("ERR upstream failure"), ErrUnconfirmed},
+		{reply("WRONGTYPE Operation against a key holding the wrong kind of value script: " + scriptBury.Hash() + ", on @user_script:87."), ErrUnconfirmed},
+		{reply("WRONGTYPE Operation against a key holding the wrong kind of value script: " + scriptSet.Hash() + ", on @user_script:59."), ErrUnavailable},
+		{reply("ERR Error running script (call to f_" + scriptCancel.Hash() + "): @user_script:55: WRONGTYPE Operation against a key holding the wrong kind of value "), ErrUnavailable},
 		{net.ErrClosed, ErrUnconfirmed},
 		{errors.New("EOF"), ErrUnconfirmed},
 	} {

@@ -89,7 +89,6 @@ func ParseRedisURL(raw string) (*redis.Options, error) {
 // proves nothing.
 var notRun = []string{
 	"LOADING", "READONLY", "MISCONF", "NOREPLICAS", "MASTERDOWN", "CLUSTERDOWN", "BUSY", "NOAUTH", "WRONGPASS", "NOSCRIPT",
-	"WRONGTYPE", // set.lua meets foreign types before its first write of a record
 	"max number of clients reached",
 }
 
@@ -107,8 +106,16 @@ func writeError(err error) error {
 		return fmt.Errorf("%w: %w", ErrOutOfMemory, err)
 	case errors.As(err, &reply) && replyIs(reply, notRun...):
 		return fmt.Errorf("%w: %w", ErrUnavailable, err)
+	case errors.As(err, &reply) && replyIs(reply, "WRONGTYPE") && readsFirst(reply.Error()):
+		return fmt.Errorf("%w: %w", ErrUnavailable, err)
 	}
 	return fmt.Errorf("%w: %w", ErrUnconfirmed, err)
+}
+
+// readsFirst says whether the reply is of one of the scripts that a foreign type
+// can only stop before their first write; Redis names the script by its hash.
+func readsFirst(reply string) bool {
+	return strings.Contains(reply, scriptSet.Hash()) || strings.Contains(reply, scriptCancel.Hash())
 }
 
 // answered says whether Redis answered, with an error.
@@ -125,8 +132,11 @@ func replyIs(err error, codes ...string) bool {
 	if strings.HasPrefix(msg, "Error running script") {
 		if _, inner, ok := strings.Cut(msg, ": -"); ok {
 			msg = inner
-		} else if _, inner, ok := strings.Cut(msg, "@user_script: "); ok {
-			_, msg, _ = strings.Cut(inner, ": ")
+		} else if i := strings.LastIndex(msg, "@user_script:"); i >= 0 {
+			_, msg, _ = strings.Cut(msg[i:], ": ")
+			if line, inner, ok := strings.Cut(msg, ": "); ok && strings.Trim(line, "0123456789") == "" {
+				msg = inner
+			}
 		}
 	}
 	for _, c := range codes {

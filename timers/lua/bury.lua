@@ -10,6 +10,9 @@
 -- stays, which says when the last attempt began and whose burial it is.
 -- Safe to run twice: the token is gone after the first time, and what this very
 -- claim has buried is answered 1 again, so that a lost reply loses no announcement.
+-- A foreign type in the place of the dead stops it before a timer has left the
+-- backup set, so that the end of the lease brings it back; one in the place of
+-- the tried stops nothing.
 
 local out, unlink, members, removed, dead, buried = {}, {}, {}, {}, {}, {}
 for i = 1, (#KEYS - 3) / 2 do
@@ -40,13 +43,6 @@ end
 if #unlink > 0 then
   each('UNLINK', nil, unlink)
 end
-if #members > 0 then
-  each('ZREM', KEYS[1], members)
-  each('ZREM', KEYS[2], members)
-end
-if #removed > 0 then
-  each('ZREM', KEYS[3], removed)
-end
 if #dead > 0 then
   each('ZADD', KEYS[3], dead)
 end
@@ -57,5 +53,12 @@ for _, b in ipairs(buried) do
   else
     redis.call('HSET', b[1], 'f', b[3])
   end
+end
+if #members > 0 then
+  each('ZREM', KEYS[1], members)
+  pcall(each, 'ZREM', KEYS[2], members)
+end
+if #removed > 0 then
+  pcall(each, 'ZREM', KEYS[3], removed)
 end
 return out

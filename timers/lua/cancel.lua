@@ -9,6 +9,8 @@
 -- A live claim keeps its records, marked x, so that a set meanwhile can say what
 -- it replaced; its claimer's ack or release removes them. Where no claim is
 -- alive nobody would, so they go now.
+-- A foreign type in the place of the backup set stops it before the first write,
+-- one in the place of another set stops nothing.
 -- Not safe to run twice: it would cancel a life that was set in between.
 
 local out, gone, members, stop, dead = {0}, {}, {}, {}, {}
@@ -48,10 +50,10 @@ end
 if #gone > 0 then
   each('UNLINK', nil, gone)
   each('ZREM', KEYS[1], members)
-  each('ZREM', KEYS[2], members)
+  pcall(each, 'ZREM', KEYS[2], members)
 end
 if #dead > 0 then
-  each('ZREM', KEYS[#KEYS], dead)
+  pcall(each, 'ZREM', KEYS[#KEYS], dead)
 end
 if #stop > 0 then
   redis.call('UNLINK', KEYS[3]) -- a claimed timer has no trigger; see the prelude on maxmemory

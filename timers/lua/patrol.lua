@@ -29,7 +29,7 @@ for first = 1, #keys, 1000 do
         if not v[4] then
           scores[#scores + 1] = v[1]
           scores[#scores + 1] = members[i]
-        elseif not redis.call('ZSCORE', KEYS[2], members[i]) then
+        elseif not redis.pcall('ZSCORE', KEYS[2], members[i]) then -- nor where that is of a foreign type
           dead[#dead + 1] = v[1]
           dead[#dead + 1] = members[i]
         end

@@ -25,6 +25,7 @@ for i = 1, (#KEYS - 3) / 2 do
     gone[#gone + 1] = member -- a name without a timer, by a foreign hand
   elseif not v[3] or met[member] then
     out[i + 1] = {2, rev, d, (v[4] or v[5]) and 1 or 0}
+    gone[#gone + 1] = member -- of a dead life whose shadow a foreign hand removed
   else
     met[member] = true
     unlink[#unlink + 1] = trigger
@@ -39,14 +40,15 @@ for i = 1, (#KEYS - 3) / 2 do
 end
 if #unlink == 0 then
   if #gone > 0 then
-    each('ZREM', KEYS[3], gone)
+    pcall(each, 'ZREM', KEYS[3], gone)
   end
   return out
 end
 each('UNLINK', nil, unlink)
-each('ZREM', KEYS[3], gone)
 each('ZADD', KEYS[1], due)
-each('ZADD', KEYS[2], tried)
+-- A foreign type in the place of these must not stop it half-way.
+pcall(each, 'ZREM', KEYS[3], gone)
+pcall(each, 'ZADD', KEYS[2], tried)
 for _, b in ipairs(back) do
   redis.call('HDEL', b[2], 'f', 'c')
   redis.call('HSET', b[2], 'a', '0')

@@ -10,7 +10,8 @@
 -- Due is the later of the asked time and now, rounded up to the millisecond.
 -- The errors that Redis answers by itself mean that nothing was stored: the first
 -- write may grow, so it is refused over maxmemory, on a replica, or while Redis
--- cannot persist; and what could fail on a foreign type comes before the shadows.
+-- cannot persist; and a foreign type in the place of the backup set or the counter
+-- is met by a read before it, while one in the place of another set stops nothing.
 -- A right that is missing would stop it half-way; the probe at the start sees to it.
 -- Not safe to run twice: it would raise what was cancelled in between.
 
@@ -67,7 +68,7 @@ end
 redis.call('SET', KEYS[3], int(last))
 each('ZADD', KEYS[1], scores)
 if #retried > 0 then
-  each('ZREM', KEYS[2], retried)
+  pcall(each, 'ZREM', KEYS[2], retried)
 end
 if #replaced > 0 then
   each('UNLINK', nil, replaced)
@@ -81,10 +82,10 @@ local function write(member, shadow, ...)
     local reason = redis.pcall('HGET', shadow, 'f')
     if type(reason) == 'string' then
       out[3 * first[member] + 1] = 'dead'
-      redis.pcall('ZREM', KEYS[#KEYS], member) -- a foreign type must not stop it half-way
     end
+    redis.pcall('ZREM', KEYS[#KEYS], member)
     redis.call('UNLINK', shadow)
-    redis.call('ZREM', KEYS[2], member)
+    redis.pcall('ZREM', KEYS[2], member)
     redis.call('HSET', shadow, ...)
   end
 end

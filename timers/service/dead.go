@@ -69,8 +69,10 @@ func NewAnnouncer(prefix wire.Prefix, out announcing, logger *slog.Logger) *Anno
 func (a *Announcer) Lost() int64 { return a.lost.Load() }
 
 // Announce queues the announcement of a timer that is dead now. It never
-// blocks.
+// blocks, and keeps a copy of the claim: c stands among all that were claimed
+// together, whose payloads would wait with it and be counted nowhere.
 func (a *Announcer) Announce(c *timers.Claim, reason string) {
+	one := *c
 	size := int64(len(c.Payload) + len(c.Headers))
 	if a.bytes.Add(size) > announceBytes {
 		a.bytes.Add(-size)
@@ -78,7 +80,7 @@ func (a *Announcer) Announce(c *timers.Claim, reason string) {
 		return
 	}
 	select {
-	case a.queue <- announcement{c, reason}:
+	case a.queue <- announcement{&one, reason}:
 	default:
 		a.bytes.Add(-size)
 		a.lose(c, errors.New("too many wait"))

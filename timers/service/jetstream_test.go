@@ -1,6 +1,7 @@
 package service
 
 import (
+	"log/slog"
 	"testing"
 
 	"github.com/nats-io/nats.go"
@@ -21,6 +22,17 @@ func answered(dead bool, m *nats.Msg) (timers.Delivery, *JetStream) {
 	m.Subject = "i.1"
 	j.acknowledged(m)
 	return got, j
+}
+
+// What waits to be announced must not keep the payloads of all that were claimed
+// together.
+func TestAnnouncerKeepsOneClaim(t *testing.T) {
+	a := NewAnnouncer("timers", nil, slog.New(slog.DiscardHandler))
+	batch := []timers.Claim{*claimed(), *claimed()}
+	a.Announce(&batch[1], "no")
+	n := <-a.queue
+	require.Equal(t, &batch[1], n.claim)
+	require.NotSame(t, &batch[1], n.claim)
 }
 
 // A stream without a leader, or made again, refuses nobody: with an end of

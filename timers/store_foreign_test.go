@@ -1,0 +1,131 @@
+package timers_test
+
+import (
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/lapse-timers/lapse/timers"
+	"github.com/lapse-timers/lapse/timers/timerstest"
+)
+
+// foreign puts a text in the place of a set, until the returned func removes it.
+func (r *rig) foreign(key string) (remove func()) {
+	r.Helper()
+	require.NoError(r, r.rdb.Set(r.Context(), key, "x", 0).Err())
+	return func() { require.NoError(r, r.rdb.Del(r.Context(), key).Err()) }
+}
+
+// A foreign type in the place of a set that only helps to list leaves nothing
+// half done.
+func TestForeignTypeInPlaceOfTheTried(t *testing.T) {
+	r := newRig(t)
+	ids := []string{"set", "cancel", "bury", "retry"}
+	var due time.Time
+	for _, id := range ids {
+		due = r.set(id, 0, "old").Due
+	}
+	r.past(due)
+	c := r.claim("t", time.Minute, ids...).Claims
+	r.release(c[0], false, time.Hour)
+	r.release(c[1], false, time.Hour)
+	require.True(t, r.bury(c[3], false, "no"))
+	remove := r.foreign(r.keys.Tried(0))
+	r.set("set", time.Hour, "new")
+	require.Equal(t, "new", string(r.get("set").Payload))
+	require.Equal(t, timers.Cancelled, r.cancel("cancel").Outcome)
+	require.True(t, r.bury(c[2], false, "no"))
+	require.Equal(t, timers.Dead, r.get("bury").State)
+	require.Equal(t, timers.Retried, r.retry("retry").Outcome)
+	require.Equal(t, timers.Scheduled, r.get("retry").State)
+	remove()
+	r.past(r.now())
+	claims := r.claim("n", time.Minute, "retry").Claims
+	require.Len(t, claims, 1)
+	r.ack(claims[0])
+	timerstest.CheckInvariants(t, r.rdb, prefix)
+	require.Equal(t, timers.Cancelled, r.cancel("set").Outcome)
+	require.Equal(t, timers.Cancelled, r.cancel("bury").Outcome)
+	r.clean()
+}
+
+func TestForeignTypeInPlaceOfTheDead(t *testing.T) {
+	r := newRig(t)
+	r.dead("cancel", false)
+	r.dead("retry", false)
+	r.set("pair", time.Hour, "x")
+	r.past(r.set("bury", 0, "x").Due)
+	c := r.claim("t", time.Minute, "bury").Claims[0]
+	remove := r.foreign(r.keys.Dead(0))
+	_, err := r.store.Bury(t.Context(), 0, []timers.Burial{{Claim: &c, Reason: "no"}})
+	require.ErrorIs(t, err, timers.ErrUnconfirmed, "it had begun")
+	require.Equal(t, timers.Firing, r.get("bury").State)
+	require.NoError(t, r.rdb.ZScore(t.Context(), r.keys.Due(0), "orders:bury").Err(), "the end of the lease brings it back")
+	canceled, _, err := r.store.Cancel(t.Context(), 0, refs("cancel", "pair"))
+	require.NoError(t, err)
+	require.Equal(t, timers.Cancelled, canceled[0].Outcome)
+	require.Equal(t, timers.Cancelled, canceled[1].Outcome)
+	require.Equal(t, timers.Retried, r.retry("retry").Outcome)
+	require.Equal(t, timers.RetryNotFound, r.retry("none").Outcome)
+	remove()
+	require.True(t, r.bury(c, false, "no"))
+	timerstest.CheckInvariants(t, r.rdb, prefix)
+	require.Equal(t, timers.Cancelled, r.cancel("bury").Outcome)
+	require.Equal(t, timers.Cancelled, r.cancel("retry").Outcome)
+	r.clean()
+}
+
+// In the place of the backup set or of the counter it is met before the first
+// write, so the answer may say that nothing was stored.
+func TestForeignTypeStopsASetBeforeItBegins(t *testing.T) {
+	r := newRig(t)
+	for name, key := range map[string]string{"due": r.keys.Due(0), "rev": r.keys.Rev(0)} {
+		require.NoError(t, r.rdb.HSet(t.Context(), key, "a", "b").Err())
+		_, err := r.store.Set(t.Context(), 0, []timers.SetItem{{Ref: ref("x"), In: time.Hour}})
+		require.ErrorIs(t, err, timers.ErrUnavailable, name)
+		require.Nil(t, r.get("x"))
+		require.NoError(t, r.rdb.Del(t.Context(), key).Err())
+	}
+	r.clean()
+}
+
+// The set of the dead may name what has long been set again after a foreign
+// hand; what meets it there removes the name.
+func TestStaleNamesOfTheDeadGo(t *testing.T) {
+	r := newRig(t)
+	r.dead("a", false)
+	require.NoError(t, r.rdb.Del(t.Context(), r.keys.Shadow(ref("a"))).Err())
+	r.set("a", time.Hour, "new")
+	require.EqualValues(t, 1, r.counts().Dead)
+	require.Equal(t, timers.RetryNotDead, r.retry("a").Outcome)
+	require.Zero(t, r.counts().Dead)
+
+	r.dead("b", false)
+	require.NoError(t, r.rdb.Set(t.Context(), r.keys.Shadow(ref("b")), "x", 0).Err())
+	r.set("b", time.Hour, "new")
+	require.Zero(t, r.counts().Dead)
+	timerstest.CheckInvariants(t, r.rdb, prefix)
+}
+
+func TestPatrolGoesOnThoughTheDeadAreOfAForeignType(t *testing.T) {
+	r := newRig(t)
+	r.dead("a", false)
+	r.set("whole", time.Hour, "x")
+	require.NoError(t, r.rdb.ZRem(t.Context(), r.keys.Due(0), "orders:whole").Err())
+	remove := r.foreign(r.keys.Dead(0))
+	patrol := func() (mended int) {
+		for cursor, n := "0", 0; ; {
+			var err error
+			cursor, n, err = r.store.Patrol(t.Context(), 0, cursor, 100)
+			require.NoError(t, err)
+			if mended += n; cursor == "0" {
+				return mended
+			}
+		}
+	}
+	require.Equal(t, 1, patrol())
+	remove()
+	require.Equal(t, 1, patrol(), "the dead one has its place again")
+	timerstest.CheckInvariants(t, r.rdb, prefix)
+}
