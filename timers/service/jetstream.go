@@ -330,6 +330,9 @@ func (j *JetStream) acknowledged(m *nats.Msg) {
 	if err != nil {
 		return
 	}
+	j.mu.Lock()
+	a := j.pending[id]
+	j.mu.Unlock()
 	var d timers.Delivery
 	var ack pubAck
 	switch {
@@ -348,7 +351,7 @@ func (j *JetStream) acknowledged(m *nats.Msg) {
 		if ack.Error.ErrCode == errMessageTooLarge || ack.Error.ErrCode == errHeadersTooLarge {
 			d.Err = fmt.Errorf("%w: %w", timers.ErrTooLarge, d.Err)
 			j.lower.Store(true)
-		} else {
+		} else if a != nil && !a.dead {
 			j.refused(d.Err)
 		}
 	case ack.Seq > 0:
@@ -357,9 +360,6 @@ func (j *JetStream) acknowledged(m *nats.Msg) {
 		j.strange.Add(1)
 		return
 	}
-	j.mu.Lock()
-	a := j.pending[id]
-	j.mu.Unlock()
 	if a != nil {
 		j.settle(a, d)
 	}
@@ -389,7 +389,7 @@ func (j *JetStream) plainAck(b []byte) bool {
 	return true
 }
 
-// refused notes that the stream does not store, since it is full or for another
+// refused notes that the stream does not store a fire, since it is full or for another
 // reason of its own, which only attempts can tell.
 func (j *JetStream) refused(err error) {
 	j.mu.Lock()
@@ -405,7 +405,7 @@ func (j *JetStream) settle(a *attempt, d timers.Delivery) {
 	j.mu.Lock()
 	done := a.done
 	a.done = nil
-	if d.Outcome == timers.Delivered {
+	if d.Outcome == timers.Delivered && !a.dead {
 		j.full.delivered = time.Now()
 	}
 	delete(j.pending, a.id)

@@ -15,7 +15,7 @@ import (
 // has heard it.
 func answered(dead bool, m *nats.Msg) (timers.Delivery, *JetStream) {
 	var got timers.Delivery
-	j := &JetStream{inbox: "i.", wake: make(chan struct{}, 1), pending: map[uint64]*attempt{}, health: wire.HealthPart{Status: wire.HealthOK}}
+	j := &JetStream{inbox: "i.", wake: make(chan struct{}, 1), pending: map[uint64]*attempt{}, logger: slog.New(slog.DiscardHandler), health: wire.HealthPart{Status: wire.HealthOK}}
 	s := newStream("TIMERS", 0, 0, false)
 	j.stream.Store(&s)
 	j.pending[1] = &attempt{id: 1, dead: dead, done: func(d timers.Delivery) { got = d }}
@@ -42,4 +42,24 @@ func TestNobodyThereIsAway(t *testing.T) {
 	require.Equal(t, timers.Refused, d.Outcome)
 	require.ErrorIs(t, d.Err, timers.ErrAway)
 	require.ErrorIs(t, d.Err, nats.ErrNoResponders)
+}
+
+// Announcements may be refused where fires are stored, and stored where fires are
+// refused: limits may be of a subject.
+func TestAnnouncementsDoNotJudgeTheFiring(t *testing.T) {
+	refusal := func() *nats.Msg {
+		return &nats.Msg{Data: []byte(`{"stream":"TIMERS","error":{"code":503,"err_code":10077,"description":"maximum messages exceeded"}}`)}
+	}
+	stored := func() *nats.Msg { return &nats.Msg{Data: []byte(`{"stream":"TIMERS","seq":12}`)} }
+	_, j := answered(false, refusal())
+	require.NotEmpty(t, j.full.why)
+	_, j = answered(false, stored())
+	require.False(t, j.full.delivered.IsZero())
+
+	d, j := answered(true, refusal())
+	require.Equal(t, timers.Refused, d.Outcome)
+	require.Zero(t, j.full)
+	d, j = answered(true, stored())
+	require.Equal(t, timers.Delivered, d.Outcome)
+	require.Zero(t, j.full)
 }
