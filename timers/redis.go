@@ -106,10 +106,17 @@ func writeError(err error) error {
 		return fmt.Errorf("%w: %w", ErrOutOfMemory, err)
 	case errors.As(err, &reply) && replyIs(reply, notRun...):
 		return fmt.Errorf("%w: %w", ErrUnavailable, err)
-	case errors.As(err, &reply) && replyIs(reply, "WRONGTYPE") && readsFirst(reply.Error()):
+	case foreignType(err) && readsFirst(err.Error()):
 		return fmt.Errorf("%w: %w", ErrUnavailable, err)
 	}
 	return fmt.Errorf("%w: %w", ErrUnconfirmed, err)
+}
+
+// foreignType says whether Redis answered that a key is of another type than the
+// script takes it for.
+func foreignType(err error) bool {
+	var reply redis.Error
+	return errors.As(err, &reply) && replyIs(reply, "WRONGTYPE")
 }
 
 // readsFirst says whether the reply is of one of the scripts that a foreign type

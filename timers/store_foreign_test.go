@@ -1,6 +1,7 @@
 package timers_test
 
 import (
+	"context"
 	"testing"
 	"time"
 
@@ -87,6 +88,20 @@ func TestForeignTypeStopsASetBeforeItBegins(t *testing.T) {
 		require.Nil(t, r.get("x"))
 		require.NoError(t, r.rdb.Del(t.Context(), key).Err())
 	}
+	r.clean()
+}
+
+// No repetition changes it, and other partitions want their turn.
+func TestForeignTypeHoldsUpNoClaimer(t *testing.T) {
+	r := newRig(t)
+	f := timers.NewFirer(r.store, &scripted{}, timers.FirerConfig{Lease: time.Hour, RetryMin: time.Millisecond, RetryMax: time.Millisecond})
+	remove := r.foreign(r.keys.Due(0))
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	defer cancel()
+	_, err := f.Sweep(ctx, 0, refs("a"))
+	require.ErrorContains(t, err, "WRONGTYPE")
+	require.NoError(t, ctx.Err(), "it did not wait")
+	remove()
 	r.clean()
 }
 
