@@ -4,7 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"strings"
+	"sync"
 	"time"
 )
 
@@ -124,4 +126,53 @@ func (s *Store) Retry(ctx context.Context, p int, refs []Ref) ([]RetryResult, ti
 func (s *Store) deadKeys(p int, refs []Ref) []string {
 	keys := append(make([]string, 0, 3+2*len(refs)), s.keys.Due(p), s.keys.Tried(p), s.keys.Dead(p))
 	return s.appendRefs(keys, p, refs)
+}
+
+// deadLog says that timers are given up on: the first at once, and then how many
+// there were in each stretch of deadSaid, since a stream that stays full may
+// cost thousands. All are said, the last at the end at the latest.
+type deadLog struct {
+	mu    sync.Mutex
+	at    time.Time   // of the last line
+	count int         // since
+	topic string      // of the last of these
+	why   string      // likewise
+	later *time.Timer // says the rest of a stretch; nil when none is due
+}
+
+const deadSaid = 10 * time.Second
+
+func (l *deadLog) add(logger *slog.Logger, b *Burial) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.count++
+	l.topic, l.why = b.Topic, b.Reason
+	if wait := deadSaid - time.Since(l.at); wait <= 0 {
+		l.say(logger)
+	} else if l.later == nil {
+		l.later = time.AfterFunc(wait, func() {
+			l.mu.Lock()
+			defer l.mu.Unlock()
+			l.say(logger)
+		})
+	}
+}
+
+// end says what was not said yet; nothing is added after it.
+func (l *deadLog) end(logger *slog.Logger) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.say(logger)
+}
+
+// say writes the line. The caller holds the lock.
+func (l *deadLog) say(logger *slog.Logger) {
+	if l.later != nil {
+		l.later.Stop()
+		l.later = nil
+	}
+	if l.count > 0 {
+		logger.Warn("gave up on timers; lapse list shows them, lapse retry brings them back", "count", l.count, "topic", l.topic, "reason", l.why)
+		l.at, l.count = time.Now(), 0
+	}
 }

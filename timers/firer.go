@@ -238,6 +238,7 @@ func (f *Firer) Run(ctx context.Context) error {
 	}
 	stop()
 	settling.Wait()
+	f.dead.end(f.cfg.Logger)
 	return nil
 }
 
@@ -350,7 +351,8 @@ func (f *Firer) claimOnce(ctx context.Context, p int, token string, sent time.Ti
 	for {
 		fault.Point("claim")
 		res, err := f.store.Claim(ctx, p, f.cfg.Lease, token, lost, claimBytes, refs)
-		lost = lost || errors.Is(err, ErrUnconfirmed)
+		// A foreign type stops it each time, and before a token is written.
+		lost = lost || errors.Is(err, ErrUnconfirmed) && !foreignType(err)
 		if err == nil || !lost || time.Since(sent) > f.cfg.Lease || sleep(ctx, pause) != nil {
 			return res, err
 		}
@@ -459,27 +461,6 @@ func (f *Firer) bury(ctx context.Context, oldest time.Time, p int, list []Burial
 			f.cfg.Buried(list[i].Claim, list[i].Reason)
 		}
 	}
-}
-
-// deadLog says that timers are given up on: the first at once, and then how many
-// there were in each stretch of deadSaid, since a stream that stays full may
-// cost thousands.
-type deadLog struct {
-	mu    sync.Mutex
-	at    time.Time // of the last line
-	count int       // since
-}
-
-const deadSaid = 10 * time.Second
-
-func (l *deadLog) add(logger *slog.Logger, b *Burial) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if l.count++; time.Since(l.at) < deadSaid {
-		return
-	}
-	logger.Warn("gave up on timers; lapse list shows them, lapse retry brings them back", "count", l.count, "topic", b.Topic, "reason", b.Reason)
-	l.at, l.count = time.Now(), 0
 }
 
 // untilWritten repeats write, which is safe to repeat, until Redis has taken

@@ -1,9 +1,13 @@
 package timers_test
 
 import (
+	"bytes"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
+	"log/slog"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -116,6 +120,33 @@ func TestFirerGivesUp(t *testing.T) {
 			r.clean()
 		})
 	}
+}
+
+// What died shortly before the end is in the log as well.
+func TestFirerSaysAllTheDeadAtTheEnd(t *testing.T) {
+	r := newRig(t)
+	var log bytes.Buffer
+	f := timers.NewFirer(r.store, &scripted{ends: []timers.Delivery{{Outcome: timers.Refused, Err: timers.ErrTooLarge}}}, timers.FirerConfig{
+		Lease: time.Minute, RetryMin: time.Millisecond, RetryMax: time.Millisecond, Settle: 10 * time.Second, Logger: slog.New(slog.NewJSONHandler(&log, nil)),
+	})
+	ctx, stop := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	go func() { ended <- f.Run(ctx) }()
+	r.set("a", 0, "x")
+	r.past(r.set("b", 0, "x").Due)
+	claimed, err := f.Sweep(ctx, 0, refs("a", "b"))
+	require.NoError(t, err)
+	require.Equal(t, 2, claimed)
+	timerstest.Eventually(t, 10*time.Second, "both are dead", func() bool { return f.Stats().Dead.Load() == 2 })
+	stop()
+	require.NoError(t, <-ended)
+	said := 0
+	for line := range strings.Lines(log.String()) {
+		var l struct{ Count int }
+		require.NoError(t, json.Unmarshal([]byte(line), &l))
+		said += l.Count
+	}
+	require.Equal(t, 2, said)
 }
 
 // While Redis refuses claims nothing is published, however often it is asked;

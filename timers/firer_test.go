@@ -1,11 +1,16 @@
 package timers
 
 import (
+	"bytes"
+	"encoding/json"
 	"errors"
 	"fmt"
+	"log/slog"
 	"math"
 	"net"
+	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/redis/go-redis/v9"
@@ -67,4 +72,41 @@ func TestWriteErrorsAreSorted(t *testing.T) {
 		require.ErrorIs(t, writeError(c.err), c.want, c.err.Error())
 	}
 	require.NoError(t, writeError(nil))
+}
+
+// Every timer that was given up on is said, though thousands die at once and then
+// none, and though the process ends.
+func TestAllTheDeadAreSaid(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var log bytes.Buffer
+		logger := slog.New(slog.NewJSONHandler(&log, nil))
+		said := func() (counts []int) {
+			for line := range strings.Lines(log.String()) {
+				var l struct{ Count int }
+				require.NoError(t, json.Unmarshal([]byte(line), &l))
+				counts = append(counts, l.Count)
+			}
+			return counts
+		}
+		var l deadLog
+		die := func(n int) {
+			for range n {
+				l.add(logger, &Burial{Claim: &Claim{Ref: Ref{Topic: "orders", ID: "a"}}, Reason: "full"})
+			}
+		}
+		die(5000)
+		require.Equal(t, []int{1}, said(), "the first at once")
+		time.Sleep(deadSaid)
+		synctest.Wait()
+		require.Equal(t, []int{1, 4999}, said())
+		time.Sleep(10 * deadSaid)
+		synctest.Wait()
+		require.Equal(t, []int{1, 4999}, said(), "nothing of nobody")
+		die(2)
+		l.end(logger)
+		require.Equal(t, []int{1, 4999, 1, 1}, said())
+		time.Sleep(10 * deadSaid)
+		synctest.Wait()
+		require.Equal(t, []int{1, 4999, 1, 1}, said())
+	})
 }
