@@ -33,7 +33,7 @@ func TestTableOfCoreDelivery(t *testing.T) {
 				if f.name == "not permitted" {
 					f.publish = faultproxy.Answer(fmt.Sprintf(`-ERR 'Permissions Violation for Publish to "timers.fired.%s"'`, topic))
 				}
-				ok := t.Run(f.name, func(t *testing.T) {
+				rowOf(t, f.name, func(t *testing.T) {
 					before := s.status(t, "timers").Counts
 					s.fail(t, topic, f)
 					was := "firing"
@@ -73,9 +73,6 @@ func TestTableOfCoreDelivery(t *testing.T) {
 					}
 					require.Len(t, ids, 1+boolToInt(then == "set anew" && f.stored), "the copies of a life have one id")
 				})
-				if !ok {
-					return
-				}
 			}
 		})
 	}

@@ -50,7 +50,7 @@ func TestTableOfMeanwhile(t *testing.T) {
 	} {
 		for _, then := range []string{"left alone", "cancelled", "set anew"} {
 			topic := fmt.Sprint("meanwhile", row, then[0:1])
-			ok := t.Run(step.name+", "+then, func(t *testing.T) {
+			rowOf(t, step.name+", "+then, func(t *testing.T) {
 				s.befallPublish(topic, publishFault{publish: step.publish, ack: step.ack})
 				b := &befalls{script: step.script, member: topic + ":x", faults: []faultproxy.Fault{step.fault}, claims: step.script == "release"}
 				b.frozen.Store(true)
@@ -94,9 +94,6 @@ func TestTableOfMeanwhile(t *testing.T) {
 					require.Equal(t, "second", string(copies[len(copies)-1].Data))
 				}
 			})
-			if !ok {
-				return
-			}
 		}
 	}
 }
@@ -118,7 +115,7 @@ func TestTableOfAttemptsUnderWay(t *testing.T) {
 	} {
 		for _, then := range []string{"cancelled", "set anew"} {
 			topic := fmt.Sprint("underway", row, then[0:1])
-			t.Run(outcome.name+", "+then, func(t *testing.T) {
+			rowOf(t, outcome.name+", "+then, func(t *testing.T) {
 				var published atomic.Int64
 				rule := func(f faultproxy.Fault) func(faultproxy.Message) faultproxy.Fault {
 					return func(m faultproxy.Message) faultproxy.Fault {

@@ -32,7 +32,7 @@ func TestTableOfRequests(t *testing.T) {
 			run := func(name string, f redisFault, between func(t *testing.T, topic string, b *befalls) *nats.Msg) {
 				row++
 				topic := fmt.Sprint(step.name, row)
-				t.Run(name, func(t *testing.T) {
+				rowOf(t, name, func(t *testing.T) {
 					var old setReply
 					if step.before != (look{}) {
 						old = s.set(t, request("timers.set."+topic, "x", "@in 1h"))
@@ -132,7 +132,7 @@ func TestTableOfReads(t *testing.T) {
 			if f.late {
 				continue // a read that runs late has nobody to tell
 			}
-			t.Run(read.name+" "+f.name, func(t *testing.T) {
+			rowOf(t, read.name+" "+f.name, func(t *testing.T) {
 				var seen atomic.Int64
 				s.redis.Obey(func(c faultproxy.Command) faultproxy.Fault {
 					if !read.is(c) {

@@ -48,7 +48,7 @@ func TestTableOfFires(t *testing.T) {
 			s := table(t)
 			for i, f := range redisFaults() {
 				topic := fmt.Sprint(step.script, i)
-				t.Run(f.name, func(t *testing.T) {
+				rowOf(t, f.name, func(t *testing.T) {
 					b := &befalls{script: step.script, member: topic + ":x", faults: f.faults}
 					if step.script == "due" {
 						b.member = "timers:{0}:due" // it names no timer
@@ -152,7 +152,7 @@ func TestClaimThatComesTooLate(t *testing.T) {
 	const lease = time.Second
 	s := table(t, "LAPSE_LEASE="+lease.String())
 	for i, end := range []string{"left alone", "cancelled"} {
-		t.Run(end, func(t *testing.T) {
+		rowOf(t, end, func(t *testing.T) {
 			topic := fmt.Sprint("late", i)
 			var first atomic.Pointer[string]
 			var began, repeated atomic.Int64 // Unix ms

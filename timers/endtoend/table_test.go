@@ -68,6 +68,15 @@ func table(t *testing.T, settings ...string) *tabled {
 	return s
 }
 
+// rowOf runs a row. One that fails ends its table: what it leaves behind would
+// only fail the others.
+func rowOf(t *testing.T, name string, row func(t *testing.T)) {
+	t.Helper()
+	if !t.Run(name, row) {
+		t.FailNow()
+	}
+}
+
 // copies are the fired events of the topic that came so far.
 func (s *tabled) copies(topic string) []*nats.Msg {
 	s.mu.Lock()
