@@ -40,6 +40,11 @@ func TestForeignTypeInPlaceOfTheTried(t *testing.T) {
 	require.Equal(t, timers.Dead, r.get("bury").State)
 	require.Equal(t, timers.Retried, r.retry("retry").Outcome)
 	require.Equal(t, timers.Scheduled, r.get("retry").State)
+	r.past(r.set("claim", 0, "x").Due)
+	claimed := r.claim("c", time.Minute, "claim").Claims
+	require.Len(t, claimed, 1, "it is fired all the same")
+	r.ack(claimed[0])
+	require.Nil(t, r.get("claim"))
 	remove()
 	r.past(r.now())
 	claims := r.claim("n", time.Minute, "retry").Claims

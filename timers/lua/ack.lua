@@ -18,6 +18,6 @@ end
 if #shadows > 0 then
   each('UNLINK', nil, shadows)
   each('ZREM', KEYS[1], members)
-  each('ZREM', KEYS[2], members)
+  pcall(each, 'ZREM', KEYS[2], members)
 end
 return #shadows

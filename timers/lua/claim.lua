@@ -107,13 +107,13 @@ end
 each('UNLINK', nil, unlink)
 if #zrem > 0 then
   each('ZREM', KEYS[1], zrem)
-  each('ZREM', KEYS[2], zrem)
+  pcall(each, 'ZREM', KEYS[2], zrem)
 end
 if #due > 0 then
   each('ZADD', KEYS[1], due)
 end
 if #tried > 0 then
-  each('ZADD', KEYS[2], tried)
+  pcall(each, 'ZADD', KEYS[2], tried) -- a foreign type there must not keep timers from firing
 end
 for _, c in ipairs(claimed) do
   if c[3] then

@@ -36,7 +36,7 @@ if #unlink > 0 then
 end
 if #members > 0 then
   each('ZREM', KEYS[1], members)
-  each('ZREM', KEYS[2], members)
+  pcall(each, 'ZREM', KEYS[2], members)
 end
 if #scores > 0 then
   each('ZADD', KEYS[1], scores)
