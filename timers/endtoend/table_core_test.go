@@ -86,7 +86,7 @@ func TestRequestsAreSentOnce(t *testing.T) {
 	s := table(t)
 	way := newNATSProxy(t, s.ns)
 	nc := connectThrough(t, way)
-	c, err := client.New(nc, client.Timeout(500*time.Millisecond))
+	c, err := client.New(nc, client.Timeout(300*time.Millisecond))
 	require.NoError(t, err)
 	for i, f := range []struct {
 		name    string

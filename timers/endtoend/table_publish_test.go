@@ -43,8 +43,6 @@ func publishFaults(topic string) []publishFault {
 		{name: "stored, the acknowledgement is of another stream", ack: faultproxy.Deliver(`{"stream":"OTHER","seq":1}`), stored: true, strange: 1, alike: true},
 		{name: "not stored, another stream acknowledges", publish: faultproxy.Deliver(`{"stream":"OTHER","seq":1}`), strange: 1, alike: true},
 		{name: "not stored, a subscriber answers", publish: faultproxy.Deliver(`thanks`), strange: 1, alike: true},
-		{name: "not stored, a subscriber answers with an error of micro", publish: faultproxy.Deliver("NATS/1.0\r\nNats-Service-Error-Code: 500\r\nNats-Service-Error: no\r\n\r\n"), strange: 1, alike: true},
-		{name: "not stored, an acknowledgement without a number", publish: faultproxy.Deliver(`{"stream":"TIMERS"}`), strange: 1, alike: true},
 		{name: "the stream refuses", publish: faultproxy.Deliver(full), refused: true},
 		{name: "nobody takes it", publish: faultproxy.Deliver("NATS/1.0 503\r\n\r\n"), refused: true},
 		{name: "not permitted", publish: faultproxy.Answer(`-ERR 'Permissions Violation for Publish to "timers.fired.` + topic + `"'`), refused: true},
