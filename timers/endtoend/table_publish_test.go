@@ -258,7 +258,9 @@ func TestFirstAcknowledgementsAreLost(t *testing.T) {
 			require.NoError(t, err)
 			config := stream.CachedInfo().Config
 			config.Duplicates = c.window
-			_, err = js.UpdateStream(t.Context(), config)
+			// Made anew: one that has ids of the old window forgets them by it.
+			require.NoError(t, js.DeleteStream(t.Context(), "TIMERS"))
+			_, err = js.CreateStream(t.Context(), config)
 			require.NoError(t, err)
 			var lost atomic.Int64
 			inboxes, seen := map[string]bool{}, map[string]bool{} // the rule is asked one at a time
