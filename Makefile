@@ -8,12 +8,13 @@ MINUTES   ?= 10
 SEED      ?= 0
 LEASE     ?= 3s
 
-.PHONY: help build run demo test chaos bench bench-quick setup fmt clean
+.PHONY: help build run demo test test-long chaos bench bench-quick setup fmt clean
 
 help:
 	@echo "make run     build Lapse and run it with its own Redis and NATS"
 	@echo "make demo    show the main job in about ten seconds"
 	@echo "make test    run all tests, with the race detector"
+	@echo "make test-long  the same at full size: minutes of outage, tens of thousands of timers"
 	@echo "make chaos   kill, stop and cut off instances, Redis and NATS at random for 10 minutes,"
 	@echo "             and check that nothing is lost, early, or fired after a cancel;"
 	@echo "             make chaos MINUTES=2 SEED=7 replays the sequence of seed 7"
@@ -48,6 +49,11 @@ test:
 	go vet ./...
 	CGO_ENABLED=1 go build -buildvcs=false $(RACE) ./...
 	CGO_ENABLED=1 go test $(RACE) -count=1 -p 1 $(TESTFLAGS) ./...
+
+# The same at full size and without the race detector.
+test-long:
+	@./.ci/setup.sh test
+	TEST_LONG=1 go test -count=1 -p 1 -timeout 60m $(TESTFLAGS) ./...
 
 # A test with a longer breath: the tests run it for half a minute. LEASE=30s is
 # what Lapse has by default; the short one lets leases end in the middle of it.

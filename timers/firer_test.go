@@ -80,7 +80,10 @@ func TestAllTheDeadAreSaid(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var log bytes.Buffer
 		logger := slog.New(slog.NewJSONHandler(&log, nil))
+		var l deadLog
 		said := func() (counts []int) {
+			l.mu.Lock()
+			defer l.mu.Unlock()
 			for line := range strings.Lines(log.String()) {
 				var l struct{ Count int }
 				require.NoError(t, json.Unmarshal([]byte(line), &l))
@@ -88,7 +91,6 @@ func TestAllTheDeadAreSaid(t *testing.T) {
 			}
 			return counts
 		}
-		var l deadLog
 		die := func(n int) {
 			for range n {
 				l.add(logger, &Burial{Claim: &Claim{Ref: Ref{Topic: "orders", ID: "a"}}, Reason: "full"})

@@ -52,12 +52,12 @@ func TestManyFallDueWhileRedisIsDown(t *testing.T) {
 		save bool
 	}{{"append-only file", nil, false}, {"snapshot", []string{"--appendonly", "no"}, true}} {
 		t.Run(kind.name, func(t *testing.T) {
-			const n = 20_000
+			n := timerstest.Size(4000, 20_000)
 			rs, ns := timerstest.Redis(t, kind.args...), timerstest.NATS(t)
 			timerstest.LapseOn(t, rs.URL(), ns.URL())
 			nc := ns.Connect(t)
 			c, l := newClient(t, nc), newLedger()
-			due := time.Now().Add(15 * time.Second * timerstest.Slow)
+			due := time.Now().Add(time.Second + time.Duration(n)*time.Millisecond/2*timerstest.Slow)
 			setAll(t, c, l, "down", n, []byte("x"), func(i int) client.When { return client.At(due.Add(time.Duration(i) * time.Millisecond / 10)) })
 			require.True(t, time.Now().Before(due), "the sets were answered before the due time")
 			if kind.save {
@@ -78,12 +78,12 @@ func TestManyFallDueWhileRedisIsDown(t *testing.T) {
 // NATS stands still while many timers fall due, is killed, and comes back on
 // the same store. The service holds no more than it may meanwhile.
 func TestManyFallDueWhileNATSStandsStill(t *testing.T) {
-	const n, size = 5000, 20_000 // 100 MB, which is more than may be under way
+	n, size := timerstest.Size(4500, 5000), 20_000 // more than may be under way
 	rs, ns := timerstest.Redis(t), timerstest.NATSProcess(t)
 	lapse := timerstest.LapseOn(t, rs.URL(), ns.URL())
 	nc := ns.Connect(t)
 	c, l := newClient(t, nc), newLedger()
-	due := time.Now().Add(8 * time.Second * timerstest.Slow)
+	due := time.Now().Add(5 * time.Second * timerstest.Slow)
 	setAll(t, c, l, "still", n, []byte(strings.Repeat("x", size)), func(int) client.When { return client.At(due) })
 	require.True(t, time.Now().Before(due), "the sets were answered before the due time")
 	ns.Pause()
@@ -111,13 +111,13 @@ func TestManyFallDueWhileNATSStandsStill(t *testing.T) {
 
 // Redis is full while many timers fall due. They leave, and make room.
 func TestManyFallDueWhileRedisIsFull(t *testing.T) {
-	const n = 10_000
+	n := timerstest.Size(4000, 10_000)
 	rs, ns := timerstest.Redis(t), timerstest.NATS(t)
 	timerstest.LapseOn(t, rs.URL(), ns.URL())
 	rdb, nc := rs.Client(), ns.Connect(t)
 	c, l := newClient(t, nc), newLedger()
 	before := usedMemory(t, rs)
-	due := time.Now().Add(8 * time.Second * timerstest.Slow)
+	due := time.Now().Add(time.Second + time.Duration(n)*time.Millisecond/2*timerstest.Slow)
 	setAll(t, c, l, "full", n, []byte(strings.Repeat("x", 200)), func(i int) client.When { return client.At(due.Add(time.Duration(i) * time.Millisecond / 5)) })
 	require.True(t, time.Now().Before(due), "the sets were answered before the due time")
 	full := usedMemory(t, rs)
