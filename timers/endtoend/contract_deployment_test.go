@@ -152,14 +152,20 @@ func TestForeignKeysExpire(t *testing.T) {
 		for _, key := range foreign {
 			waiting[key] = true
 		}
+		deadline := time.After(20 * time.Second)
 		for len(waiting) > 0 {
 			for key := range waiting {
-				s.rdb.Exists(ctx, key) // a key that is touched expires at once
+				// A key that is touched expires at once. What stands in the place of a
+				// shadow may be removed before, by the walk through the keyspace.
+				if s.rdb.Exists(ctx, key).Val() == 0 && strings.HasPrefix(key, "timers:{0}:h:") {
+					delete(waiting, key)
+				}
 			}
 			select {
 			case m := <-heard:
 				delete(waiting, m.Payload)
-			case <-time.After(20 * time.Second):
+			case <-time.After(10 * time.Millisecond):
+			case <-deadline:
 				t.Fatalf("%d keys did not expire", len(waiting))
 			}
 		}
