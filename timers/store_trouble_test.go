@@ -254,6 +254,7 @@ func TestPatrolFindsWhatNothingNames(t *testing.T) {
 	r.rdb.ZRem(ctx, r.keys.Due(0), "orders:whole", "orders:claimed", "orders:torn")
 	r.rdb.HDel(ctx, r.keys.Shadow(ref("torn")), "d")
 	r.rdb.Set(ctx, r.keys.Shadow(ref("text")), "x", 0)
+	r.rdb.Set(ctx, r.keys.Shadow(ref("short")), "x", time.Hour)
 	r.rdb.Set(ctx, r.keys.Trigger(ref("immortal")), "", 0)
 	r.rdb.Set(ctx, r.keys.Trigger(ref("mortal")), "", time.Hour)
 	mended, cursor := 0, "0"
@@ -269,8 +270,8 @@ func TestPatrolFindsWhatNothingNames(t *testing.T) {
 	again := r.claim("u", time.Hour, "whole", "claimed").Claims
 	require.Len(t, again, 1, "what was claimed comes again, and is unsure")
 	require.True(t, again[0].Unsure)
-	require.EqualValues(t, 1, r.rdb.Exists(ctx, r.keys.Trigger(ref("mortal"))).Val(), "it ends by itself")
+	require.EqualValues(t, 2, r.rdb.Exists(ctx, r.keys.Trigger(ref("mortal")), r.keys.Shadow(ref("short"))).Val(), "they end by themselves")
 	require.Zero(t, r.rdb.Exists(ctx, r.keys.Trigger(ref("immortal")), r.keys.Shadow(ref("torn")), r.keys.Shadow(ref("text"))).Val())
-	r.rdb.Del(ctx, r.keys.Trigger(ref("mortal")))
+	r.rdb.Del(ctx, r.keys.Trigger(ref("mortal")), r.keys.Shadow(ref("short")))
 	timerstest.CheckInvariants(t, r.rdb, prefix)
 }

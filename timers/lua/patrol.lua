@@ -6,8 +6,9 @@
 -- Gives {next cursor, "0" at the end; records mended or removed}
 --
 -- A shadow that is whole goes back into the backup set, with its due time as
--- its score, and one that is dead into the set of those; what is not is removed, and so is a trigger of no timer that has no
--- TTL. Records are named from what the scan finds: they share the slot of the
+-- its score, and one that is dead into the set of those; what is not whole is
+-- removed, and so is a trigger of no timer. What has a TTL, as no shadow of ours
+-- has, ends by itself. Records are named from what the scan finds: they share the slot of the
 -- set. Safe to run at any time: what a script of ours has written fits together.
 
 local base = ARGV[1]
@@ -33,7 +34,7 @@ for first = 1, #keys, 1000 do
           dead[#dead + 1] = v[1]
           dead[#dead + 1] = members[i]
         end
-      else
+      elseif redis.call('PTTL', key) == -1 then
         gone[#gone + 1] = key
       end
     elseif not known[i] and redis.call('PTTL', key) == -1 then
