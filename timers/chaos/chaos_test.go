@@ -10,7 +10,7 @@ import (
 )
 
 var (
-	minutes = flag.Float64("chaos.minutes", 0.6, "how long to break things")
+	minutes = flag.Float64("chaos.minutes", 0.5, "how long to break things")
 	seed    = flag.Uint64("chaos.seed", 1, "what replays the sequence of faults; 0 for another one each time")
 	lease   = flag.Duration("chaos.lease", Lease, "LAPSE_LEASE of the instances")
 	steps   = flag.Bool("chaos.steps", false, "log each fault")

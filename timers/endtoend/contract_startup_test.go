@@ -165,7 +165,8 @@ func TestWithoutJetStream(t *testing.T) {
 
 	t.Run("core delivery", func(t *testing.T) {
 		s := serve(t, off, "LAPSE_DELIVERY=core")
-		require.Equal(t, status{Prefix: "timers", Delivery: "core"}, s.status(t, "timers"))
+		st := s.status(t, "timers")
+		require.Equal(t, []string{"timers", "core", ""}, []string{st.Prefix, st.Delivery, st.Stream})
 		fired := s.hear(t, "timers.fired.a")
 		s.set(t, request("timers.set.a", "x", "@in 50ms"))
 		m := next(t, fired)
