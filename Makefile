@@ -1,12 +1,14 @@
 # Works with GNU make 3.81, which macOS has.
 VERSION   := $(shell git describe --tags --always --dirty 2>/dev/null || echo dev)
 RACE      ?= -race
-TESTFLAGS ?= -timeout 8m
+TESTFLAGS ?= -timeout 12m
 
 # Of make chaos; a SEED of 0 is another one each time.
 MINUTES   ?= 10
 SEED      ?= 0
 LEASE     ?= 3s
+# Packages whose tests run one after the other.
+ALONE      = bench|chaos|endtoend
 
 .PHONY: help build run demo test test-long chaos bench bench-quick setup fmt clean
 
@@ -41,14 +43,15 @@ demo: setup build
 setup:
 	@./.ci/setup.sh run
 
-# One package at a time, after everything is compiled: the tests measure how
-# late timers fire, and a compiler beside them would be what they measure.
+# After everything is compiled, and at last one package at a time: those measure
+# how late timers fire, and whatever runs beside them would be what they measure.
 # Uncached, since they depend on the redis-server that is installed.
 test:
 	@./.ci/setup.sh test
 	go vet ./...
 	CGO_ENABLED=1 go build -buildvcs=false $(RACE) ./...
-	CGO_ENABLED=1 go test $(RACE) -count=1 -p 1 -parallel 4 -timeout 15m $(TESTFLAGS) ./...
+	CGO_ENABLED=1 go test $(RACE) -count=1 -p 4 $(TESTFLAGS) $$(go list ./... | grep -vE '/timers/($(ALONE))$$')
+	CGO_ENABLED=1 go test $(RACE) -count=1 -p 1 -parallel 4 $(TESTFLAGS) $(addprefix ./timers/,$(subst |, ,$(ALONE)))
 
 # The same at full size and without the race detector.
 test-long:

@@ -63,6 +63,7 @@ func TestStatusWhileRedisIsSilent(t *testing.T) {
 // While only JetStream's API is silent, the stream stores and acknowledges, so
 // firing must go on.
 func TestFiringWhileTheJetStreamAPIIsSilent(t *testing.T) {
+	t.Parallel()
 	rs := timerstest.Redis(t)
 	user := func(deny ...string) []*server.User {
 		p := &server.Permissions{}

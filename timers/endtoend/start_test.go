@@ -17,7 +17,7 @@ func TestConnectionsAreCutAtEveryStepOfTheStart(t *testing.T) {
 	t.Parallel()
 	rs, ns := timerstest.Redis(t), timerstest.NATS(t)
 	proxy := newNATSProxy(t, ns)
-	for step := 2; step < 26; step += 3 {
+	for step := 2; step < 26; step += timerstest.Size(11, 1) {
 		sent := 0
 		proxy.Obey(func(m faultproxy.Message) faultproxy.Fault {
 			if !m.Delivered() {

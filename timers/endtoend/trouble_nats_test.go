@@ -78,7 +78,7 @@ func TestNATSSilentThenKilled(t *testing.T) {
 	a := newAttempts()
 	const n, size = 900, 80_000 // more than may be claimed at a time
 	payload := []byte(strings.Repeat("x", size))
-	due := time.Now().Add(8 * time.Second)
+	due := time.Now().Add(7 * time.Second * timerstest.Slow)
 	a.setMany(t, c, "silent", n, payload, func(int) client.When { return client.At(due) })
 	require.Equal(t, n, a.count(delivered))
 	require.True(t, time.Now().Before(due), "the sets were answered before the due time")
@@ -420,7 +420,7 @@ func TestStopInTheMiddleOfABurst(t *testing.T) {
 	require.NoError(t, nc.Flush())
 	a := newAttempts()
 	for run := range runs {
-		due := time.Now().Add(2500 * time.Millisecond)
+		due := time.Now().Add(2500 * time.Millisecond * timerstest.Slow)
 		a.setMany(t, c, fmt.Sprint("burst", run), n, nil, func(int) client.When { return client.At(due) })
 		require.True(t, time.Now().Before(due), "the sets were answered before the due time")
 		r.await(t, run*n+1+run*50, soon)
@@ -442,7 +442,7 @@ func TestInstanceStandsStill(t *testing.T) {
 	first := timerstest.LapseOn(t, rs.URL(), ns.URL(), lease)
 	a := newAttempts()
 	const n, late = 2000, 60
-	due := time.Now().Add(3 * time.Second)
+	due := time.Now().Add(3 * time.Second * timerstest.Slow)
 	a.setMany(t, c, "still", n, nil, timesIn(due, 300*time.Millisecond, n))
 	cancelled := time.Now().Add(time.Minute)
 	a.setMany(t, c, "late", late, nil, func(int) client.When { return client.At(cancelled) })
