@@ -82,6 +82,8 @@ func TestNATSSilentThenKilled(t *testing.T) {
 	a.setMany(t, c, "silent", n, payload, func(int) client.When { return client.At(due) })
 	require.Equal(t, n, a.count(delivered))
 	require.True(t, time.Now().Before(due), "the sets were answered before the due time")
+	// Right before, or the service knows of the silence and claims nothing.
+	timerstest.Eventually(t, soon, "they are nearly due", func() bool { return time.Until(due) < time.Second })
 	ns.Pause()
 	timerstest.Eventually(t, soon, "some are claimed", func() bool { n, _ := claimed(t, rdb); return n > 0 })
 	most := 0
