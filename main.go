@@ -3,7 +3,8 @@
 // for, docs/protocol.md how to speak to it.
 //
 // This file holds the settings, the wiring of serve, and the order in which
-// things end. The sub-commands that people type are in timers/cli.
+// things end. The sub-commands that people type are in timers/cli. It is longer
+// than other files, since the root holds no other one (ADR 1).
 package main
 
 import (

@@ -13,6 +13,10 @@
 // the size of that look bounds the events that can be under way, and the cost
 // of a pass does not grow with the number of pending timers.
 //
+// With several instances one nudges each partition and the others stand by; each
+// claims its own share of what is overdue (ADR 25). Beside that a slow walk
+// through all keys finds records that no set names any more.
+//
 // notify is the other source of the same hints. The two do not know each
 // other; main hands one the other's wake-up.
 package reconcile
