@@ -2,9 +2,9 @@
 // Redis, and published on NATS when its time comes. README.md says what it is
 // for, docs/protocol.md how to speak to it.
 //
-// This file holds the settings, the wiring of serve, and the order in which
-// things end. The sub-commands that people type are in timers/cli. It is longer
-// than other files, since the root holds no other one (ADR 1).
+// This file reads the settings (timers/settings has their rules), wires serve,
+// and holds the order in which things end. The sub-commands that people type are
+// in timers/cli.
 package main
 
 import (
@@ -44,6 +44,7 @@ import (
 	"github.com/lapse-timers/lapse/timers/fault"
 	"github.com/lapse-timers/lapse/timers/lifecycle"
 	"github.com/lapse-timers/lapse/timers/service"
+	"github.com/lapse-timers/lapse/timers/settings"
 	"github.com/lapse-timers/lapse/timers/web"
 	"github.com/lapse-timers/lapse/timers/wire"
 )
@@ -76,7 +77,7 @@ in ./lapse-data. The settings are environment variables: lapse help lists them.`
 			return runService(cmd.Context(), cfg, newLogger(cfg, os.Stderr), cmd.OutOrStdout())
 		},
 	}
-	return cli.Execute(ctx, cli.New(cli.Info{Version: buildVersion(), Serve: serve, Settings: settings, RedisConf: redisConf}))
+	return cli.Execute(ctx, cli.New(cli.Info{Version: buildVersion(), Serve: serve, Settings: settingsTable, RedisConf: redisConf}))
 }
 
 func buildVersion() string {
@@ -89,35 +90,6 @@ func buildVersion() string {
 	return "0.1.0-dev"
 }
 
-// config is every setting there is. envconfig reads it, under the prefix LAPSE.
-type config struct {
-	RedisURL       string        `envconfig:"REDIS_URL" default:"embedded" desc:"redis://, rediss:// or unix:// URL, or embedded"`
-	NATSURL        string        `envconfig:"NATS_URL" default:"embedded" desc:"nats:// or tls:// URL, several with commas, or embedded"`
-	NATSCreds      string        `envconfig:"NATS_CREDS" desc:"NATS credentials file"`
-	NATSListen     string        `envconfig:"NATS_LISTEN" default:"127.0.0.1:4222" desc:"where the embedded NATS server listens; [user:pass@|token@]host:port"`
-	DataDir        string        `envconfig:"DATA_DIR" default:"./lapse-data" desc:"data of the embedded servers"`
-	HTTPListen     string        `envconfig:"HTTP_LISTEN" default:"127.0.0.1:8420" desc:"/healthz and /readyz"`
-	Prefix         string        `envconfig:"PREFIX" default:"timers" desc:"names the subjects, the keys, the stream and the service"`
-	Delivery       string        `envconfig:"DELIVERY" default:"jetstream" desc:"jetstream (stored and acknowledged) or core"`
-	Stream         string        `envconfig:"STREAM" desc:"stream to make when none covers the fired events; from the prefix"`
-	StreamReplicas int           `envconfig:"STREAM_REPLICAS" default:"1" desc:"its replicas, 1 to 5"`
-	StreamMaxAge   time.Duration `envconfig:"STREAM_MAX_AGE" default:"72h" desc:"how long it keeps fired events; 0 for ever"`
-	StreamMaxBytes int64         `envconfig:"STREAM_MAX_BYTES" desc:"its size in bytes; unlimited, with the embedded server 4294967296"`
-	StreamDups     time.Duration `envconfig:"STREAM_DUPLICATES" default:"2m" desc:"its duplicate window"`
-	Partitions     int           `envconfig:"PARTITIONS" default:"1" desc:"partitions of the keys; fixed once there are data"`
-	MinReplicas    int           `envconfig:"MIN_REPLICAS" default:"0" desc:"replicas of Redis that must have a set, cancel or retry before it is answered OK, 0 to 10"`
-	Lease          time.Duration `envconfig:"LEASE" default:"30s" desc:"how long a claim holds; at least 1s"`
-	Grace          time.Duration `envconfig:"GRACE" default:"200ms" desc:"how late the reconciler claims by itself; 10ms to 10s"`
-	RetryMin       time.Duration `envconfig:"RETRY_MIN" default:"100ms" desc:"first back-off of a fire"`
-	RetryMax       time.Duration `envconfig:"RETRY_MAX" default:"30s" desc:"longest back-off of a fire"`
-	MaxAttempts    int           `envconfig:"MAX_ATTEMPTS" default:"0" desc:"attempts after which a timer is dead; 0 never gives up"`
-	RequestTimeout time.Duration `envconfig:"REQUEST_TIMEOUT" default:"2s" desc:"requests that waited longer are not carried out"`
-	NotifyConfig   string        `envconfig:"NOTIFY_CONFIG" default:"auto" desc:"auto adds missing notification flags to Redis; off does not"`
-	ShutdownGrace  time.Duration `envconfig:"SHUTDOWN_GRACE" default:"10s" desc:"how long a stop may take"`
-	LogLevel       slog.Level    `envconfig:"LOG_LEVEL" default:"info" desc:"debug, info, warn or error"`
-	LogFormat      string        `envconfig:"LOG_FORMAT" desc:"text or json; text on a terminal, else json"`
-}
-
 const settingsPrefix = "LAPSE"
 
 // injected are names that Kubernetes sets in every pod next to a Service
@@ -126,8 +98,8 @@ const settingsPrefix = "LAPSE"
 var injected = regexp.MustCompile(`^LAPSE_(.*_)?(SERVICE_HOST|SERVICE_PORT(_.*)?|PORT(_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)?)$`)
 
 // readConfig reads and checks the settings.
-func readConfig(environ []string) (config, error) {
-	var cfg config
+func readConfig(environ []string) (settings.Settings, error) {
+	var cfg settings.Settings
 	var known []string
 	for line := range strings.Lines(usageText("{{range .}}{{usage_key .}}\n{{end}}")) {
 		known = append(known, strings.TrimSpace(line))
@@ -146,103 +118,11 @@ func readConfig(environ []string) (config, error) {
 		}
 		return cfg, err
 	}
-	return cfg, cfg.check()
+	return cfg, cfg.Check()
 }
 
-func (c *config) check() error {
-	one := func(name, value string, allowed ...string) error {
-		if slices.Contains(allowed, value) {
-			return nil
-		}
-		return fmt.Errorf("LAPSE_%s=%q: want %s", name, value, strings.Join(allowed, " or "))
-	}
-	within := func(name string, d, low, high time.Duration) error {
-		if d >= low && d <= high {
-			return nil
-		}
-		return fmt.Errorf("LAPSE_%s=%s: want %s to %s", name, d, low, high)
-	}
-	const day = 24 * time.Hour
-	errs := []error{
-		one("DELIVERY", c.Delivery, "jetstream", "core"),
-		one("NOTIFY_CONFIG", c.NotifyConfig, "auto", "off"),
-		one("LOG_FORMAT", c.LogFormat, "", "text", "json"),
-		within("LEASE", c.Lease, time.Second, day),
-		within("GRACE", c.Grace, 10*time.Millisecond, 10*time.Second),
-		within("RETRY_MIN", c.RetryMin, time.Millisecond, time.Hour),
-		within("RETRY_MAX", c.RetryMax, c.RetryMin, day),
-		within("REQUEST_TIMEOUT", c.RequestTimeout, 10*time.Millisecond, time.Hour),
-		within("SHUTDOWN_GRACE", c.ShutdownGrace, 0, time.Hour),
-		within("STREAM_MAX_AGE", c.StreamMaxAge, 0, 100*365*day),
-	}
-	if err := wire.CheckPrefix(c.Prefix); err != nil {
-		errs = append(errs, fmt.Errorf("LAPSE_PREFIX: %w", err))
-	}
-	if c.Partitions < 1 || c.Partitions > timers.MaxPartitions {
-		errs = append(errs, fmt.Errorf("LAPSE_PARTITIONS=%d: want 1 to %d", c.Partitions, timers.MaxPartitions))
-	}
-	if c.MinReplicas < 0 || c.MinReplicas > 10 {
-		errs = append(errs, fmt.Errorf("LAPSE_MIN_REPLICAS=%d: want 0 to 10", c.MinReplicas))
-	}
-	if c.MaxAttempts < 0 || c.MaxAttempts > 1_000_000 {
-		errs = append(errs, fmt.Errorf("LAPSE_MAX_ATTEMPTS=%d: want 1 to 1000000, or 0 to never give up", c.MaxAttempts))
-	}
-	if c.StreamReplicas < 1 || c.StreamReplicas > 5 {
-		errs = append(errs, fmt.Errorf("LAPSE_STREAM_REPLICAS=%d: want 1 to 5", c.StreamReplicas))
-	}
-	if c.Stream == "" {
-		c.Stream = wire.Prefix(c.Prefix).DefaultStream()
-	} else if strings.ContainsAny(c.Stream, " \t\r\n.*>/\\") {
-		errs = append(errs, fmt.Errorf("LAPSE_STREAM=%+q: a stream's name has no spaces, dots, slashes or wildcards", c.Stream))
-	}
-	switch {
-	case c.StreamMaxBytes < 0:
-		errs = append(errs, fmt.Errorf("LAPSE_STREAM_MAX_BYTES=%d: want a number of bytes, or leave it out", c.StreamMaxBytes))
-	case c.StreamMaxBytes == 0 && c.NATSURL == "embedded":
-		c.StreamMaxBytes = 4 << 30
-	case c.StreamMaxBytes == 0:
-		c.StreamMaxBytes = -1
-	}
-	if c.Delivery == "jetstream" && c.Lease+c.RetryMax >= c.StreamDups {
-		errs = append(errs, fmt.Errorf("LAPSE_LEASE=%s and LAPSE_RETRY_MAX=%s together must be below LAPSE_STREAM_DUPLICATES=%s, or a retry could be stored twice", c.Lease, c.RetryMax, c.StreamDups))
-	}
-	_, redisSet := os.LookupEnv("LAPSE_REDIS_URL")
-	_, natsSet := os.LookupEnv("LAPSE_NATS_URL")
-	if redisSet != natsSet {
-		have, want := "LAPSE_REDIS_URL", "LAPSE_NATS_URL"
-		if natsSet {
-			have, want = want, have
-		}
-		errs = append(errs, fmt.Errorf("%s is set and %s is not; set both (embedded is a value)", have, want))
-	}
-	// What is wrong with an address must not be waited for.
-	if c.RedisURL != "embedded" {
-		if _, err := timers.ParseRedisURL(c.RedisURL); err != nil {
-			errs = append(errs, fmt.Errorf("LAPSE_REDIS_URL: %w", err))
-		}
-	}
-	if c.NATSURL != "embedded" {
-		if err := service.CheckURLs(c.NATSURL); err != nil {
-			errs = append(errs, fmt.Errorf("LAPSE_NATS_URL: %w", err))
-		}
-	}
-	if c.NATSCreds != "" {
-		if f, err := os.Open(c.NATSCreds); err != nil {
-			errs = append(errs, fmt.Errorf("LAPSE_NATS_CREDS: %w; want the path of a credentials file", err))
-		} else {
-			f.Close() //nolint:errcheck // only ever opened
-		}
-	}
-	for _, err := range errs {
-		if err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-// settings is the table for lapse help.
-func settings() string {
+// settingsTable is the table for lapse help.
+func settingsTable() string {
 	var b strings.Builder
 	w := tabwriter.NewWriter(&b, 0, 0, 2, ' ', 0)
 	io.WriteString(w, usageText("{{range .}}{{usage_key .}}\t{{usage_default .}}\t{{usage_description .}}\n{{end}}")) //nolint:errcheck // a strings.Builder
@@ -252,7 +132,7 @@ func settings() string {
 
 func usageText(format string) string {
 	var b strings.Builder
-	if err := envconfig.Usagef(settingsPrefix, &config{}, &b, format); err != nil {
+	if err := envconfig.Usagef(settingsPrefix, &settings.Settings{}, &b, format); err != nil {
 		panic(err) // the format is ours
 	}
 	return b.String()
@@ -277,7 +157,7 @@ func nearest(name string, list []string) string {
 	})
 }
 
-func newLogger(cfg config, w *os.File) *slog.Logger {
+func newLogger(cfg settings.Settings, w *os.File) *slog.Logger {
 	opts := &slog.HandlerOptions{Level: cfg.LogLevel}
 	if cfg.LogFormat == "text" || cfg.LogFormat == "" && isatty.IsTerminal(w.Fd()) {
 		return slog.New(slog.NewTextHandler(w, opts))
@@ -299,7 +179,7 @@ type publisher interface {
 
 // instance is the running service and what its health and status are made of.
 type instance struct {
-	cfg      config
+	cfg      settings.Settings
 	id       string
 	rdb      *redis.Client
 	nc       *service.Conn
@@ -315,8 +195,8 @@ type instance struct {
 }
 
 // runService is lapse serve: it returns nil after a clean stop.
-func runService(ctx context.Context, cfg config, logger *slog.Logger, out io.Writer) (err error) {
-	if cfg.NATSURL != "embedded" {
+func runService(ctx context.Context, cfg settings.Settings, logger *slog.Logger, out io.Writer) (err error) {
+	if cfg.NATSURL != settings.Embedded {
 		leaveCores()
 	}
 	slog.SetDefault(logger)
@@ -339,7 +219,7 @@ func runService(ctx context.Context, cfg config, logger *slog.Logger, out io.Wri
 
 	// First of all, since it names the Lapse that a second start meets.
 	var dir *embedded.Dir
-	if cfg.RedisURL == "embedded" || cfg.NATSURL == "embedded" {
+	if cfg.RedisURL == settings.Embedded || cfg.NATSURL == settings.Embedded {
 		if dir, err = embedded.Lock(cfg.DataDir); err != nil {
 			return err
 		}
@@ -547,9 +427,9 @@ func (in *instance) wire(logger *slog.Logger, keys *timers.Keys, prefix wire.Pre
 
 // servers starts the embedded servers that are asked for in dir, and says how to
 // reach both: the last string is for people and has no secrets.
-func servers(ctx context.Context, cfg *config, dir *embedded.Dir, logger *slog.Logger, down *lifecycle.Teardown) (redisURL string, nc service.ConnConfig, shown string, err error) {
+func servers(ctx context.Context, cfg *settings.Settings, dir *embedded.Dir, logger *slog.Logger, down *lifecycle.Teardown) (redisURL string, nc service.ConnConfig, shown string, err error) {
 	redisURL, nc, shown = cfg.RedisURL, service.ConnConfig{URL: cfg.NATSURL, Creds: cfg.NATSCreds, Logger: logger}, service.Redact(cfg.NATSURL)
-	if cfg.NATSURL == "embedded" {
+	if cfg.NATSURL == settings.Embedded {
 		server, err := embedded.StartNATS(dir, embedded.NATSOptions{Listen: cfg.NATSListen, Logger: logger})
 		if err != nil {
 			return "", nc, "", err
@@ -559,7 +439,7 @@ func servers(ctx context.Context, cfg *config, dir *embedded.Dir, logger *slog.L
 		cfg.StreamMaxBytes = min(cfg.StreamMaxBytes, server.MaxStore())
 		nc.URL, nc.Options, shown = server.ClientURL(), server.ConnectOptions(), server.ClientURL()
 	}
-	if redisURL == "embedded" {
+	if redisURL == settings.Embedded {
 		server, err := embedded.StartRedis(ctx, dir, embedded.RedisOptions{Conf: redisConf, Logger: logger})
 		if err != nil {
 			return "", nc, "", err
@@ -632,9 +512,9 @@ func worst(h wire.HealthReply) wire.HealthReply {
 
 // tryLine is a line that works as it is printed. Secrets are not printed: the
 // client finds them in the environment, as serve did.
-func tryLine(cfg config, server string) string {
+func tryLine(cfg settings.Settings, server string) string {
 	line := os.Args[0] + " set demo --in 3s --data hello"
-	secret := strings.Contains(cfg.NATSURL, "@") || cfg.NATSCreds != "" || cfg.NATSURL == "embedded" && strings.Contains(cfg.NATSListen, "@")
+	secret := strings.Contains(cfg.NATSURL, "@") || cfg.NATSCreds != "" || cfg.NATSURL == settings.Embedded && strings.Contains(cfg.NATSListen, "@")
 	switch {
 	case secret:
 		return line + " (with the environment of this process)"

@@ -15,7 +15,7 @@ const module = "github.com/lapse-timers/lapse"
 // ADR 2). Data flow one way: main knows everything, timers knows nothing of
 // ours, and notify and reconcile do not know each other.
 var allowed = map[string][]string{
-	"":                             {"notify", "reconcile", "timers", "timers/cli", "timers/embedded", "timers/fault", "timers/lifecycle", "timers/service", "timers/web", "timers/wire"},
+	"":                             {"notify", "reconcile", "timers", "timers/cli", "timers/embedded", "timers/fault", "timers/lifecycle", "timers/service", "timers/settings", "timers/web", "timers/wire"},
 	"notify":                       {"timers"},
 	"reconcile":                    {"timers"},
 	"timers":                       {"timers/fault"},
@@ -23,6 +23,7 @@ var allowed = map[string][]string{
 	"timers/wire":                  {},
 	"timers/lifecycle":             {},
 	"timers/service":               {"timers", "timers/fault", "timers/wire"},
+	"timers/settings":              {"timers", "timers/service", "timers/wire"},
 	"timers/client":                {"timers/wire"},
 	"timers/bench":                 {"timers/client", "timers/wire"},
 	"timers/cli":                   {"timers/bench", "timers/client", "timers/wire"},

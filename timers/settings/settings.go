@@ -1,0 +1,146 @@
+// Package settings is what an operator can set: the LAPSE_ variables of
+// README.md, their defaults, and the rules they obey. serve and doctor
+// go by the same ones. Reading the environment is main's.
+package settings
+
+import (
+	"fmt"
+	"log/slog"
+	"os"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/lapse-timers/lapse/timers"
+	"github.com/lapse-timers/lapse/timers/service"
+	"github.com/lapse-timers/lapse/timers/wire"
+)
+
+// Embedded is the value of LAPSE_REDIS_URL and LAPSE_NATS_URL with which Lapse
+// runs a server of its own.
+const Embedded = "embedded"
+
+// Settings is every setting there is. main reads it with envconfig, under the
+// prefix LAPSE; lapse help prints the table.
+type Settings struct {
+	RedisURL       string        `envconfig:"REDIS_URL" default:"embedded" desc:"redis://, rediss:// or unix:// URL, or embedded"`
+	NATSURL        string        `envconfig:"NATS_URL" default:"embedded" desc:"nats:// or tls:// URL, several with commas, or embedded"`
+	NATSCreds      string        `envconfig:"NATS_CREDS" desc:"NATS credentials file"`
+	NATSListen     string        `envconfig:"NATS_LISTEN" default:"127.0.0.1:4222" desc:"where the embedded NATS server listens; [user:pass@|token@]host:port"`
+	DataDir        string        `envconfig:"DATA_DIR" default:"./lapse-data" desc:"data of the embedded servers"`
+	HTTPListen     string        `envconfig:"HTTP_LISTEN" default:"127.0.0.1:8420" desc:"/healthz and /readyz"`
+	Prefix         string        `envconfig:"PREFIX" default:"timers" desc:"names the subjects, the keys, the stream and the service"`
+	Delivery       string        `envconfig:"DELIVERY" default:"jetstream" desc:"jetstream (stored and acknowledged) or core"`
+	Stream         string        `envconfig:"STREAM" desc:"stream to make when none covers the fired events; from the prefix"`
+	StreamReplicas int           `envconfig:"STREAM_REPLICAS" default:"1" desc:"its replicas, 1 to 5"`
+	StreamMaxAge   time.Duration `envconfig:"STREAM_MAX_AGE" default:"72h" desc:"how long it keeps fired events; 0 for ever"`
+	StreamMaxBytes int64         `envconfig:"STREAM_MAX_BYTES" desc:"its size in bytes; unlimited, with the embedded server 4294967296"`
+	StreamDups     time.Duration `envconfig:"STREAM_DUPLICATES" default:"2m" desc:"its duplicate window"`
+	Partitions     int           `envconfig:"PARTITIONS" default:"1" desc:"partitions of the keys; fixed once there are data"`
+	MinReplicas    int           `envconfig:"MIN_REPLICAS" default:"0" desc:"replicas of Redis that must have a set, cancel or retry before it is answered OK, 0 to 10"`
+	Lease          time.Duration `envconfig:"LEASE" default:"30s" desc:"how long a claim holds; at least 1s"`
+	Grace          time.Duration `envconfig:"GRACE" default:"200ms" desc:"how late the reconciler claims by itself; 10ms to 10s"`
+	RetryMin       time.Duration `envconfig:"RETRY_MIN" default:"100ms" desc:"first back-off of a fire"`
+	RetryMax       time.Duration `envconfig:"RETRY_MAX" default:"30s" desc:"longest back-off of a fire"`
+	MaxAttempts    int           `envconfig:"MAX_ATTEMPTS" default:"0" desc:"attempts after which a timer is dead; 0 never gives up"`
+	RequestTimeout time.Duration `envconfig:"REQUEST_TIMEOUT" default:"2s" desc:"requests that waited longer are not carried out"`
+	NotifyConfig   string        `envconfig:"NOTIFY_CONFIG" default:"auto" desc:"auto adds missing notification flags to Redis; off does not"`
+	ShutdownGrace  time.Duration `envconfig:"SHUTDOWN_GRACE" default:"10s" desc:"how long a stop may take"`
+	LogLevel       slog.Level    `envconfig:"LOG_LEVEL" default:"info" desc:"debug, info, warn or error"`
+	LogFormat      string        `envconfig:"LOG_FORMAT" desc:"text or json; text on a terminal, else json"`
+}
+
+// Check says what is wrong with the settings: the first error, which names the
+// setting, its value and what would be right. It fills in what follows from
+// other settings (the name and the size of the stream).
+func (c *Settings) Check() error {
+	one := func(name, value string, allowed ...string) error {
+		if slices.Contains(allowed, value) {
+			return nil
+		}
+		return fmt.Errorf("LAPSE_%s=%q: want %s", name, value, strings.Join(allowed, " or "))
+	}
+	within := func(name string, d, low, high time.Duration) error {
+		if d >= low && d <= high {
+			return nil
+		}
+		return fmt.Errorf("LAPSE_%s=%s: want %s to %s", name, d, low, high)
+	}
+	const day = 24 * time.Hour
+	errs := []error{
+		one("DELIVERY", c.Delivery, "jetstream", "core"),
+		one("NOTIFY_CONFIG", c.NotifyConfig, "auto", "off"),
+		one("LOG_FORMAT", c.LogFormat, "", "text", "json"),
+		within("LEASE", c.Lease, time.Second, day),
+		within("GRACE", c.Grace, 10*time.Millisecond, 10*time.Second),
+		within("RETRY_MIN", c.RetryMin, time.Millisecond, time.Hour),
+		within("RETRY_MAX", c.RetryMax, c.RetryMin, day),
+		within("REQUEST_TIMEOUT", c.RequestTimeout, 10*time.Millisecond, time.Hour),
+		within("SHUTDOWN_GRACE", c.ShutdownGrace, 0, time.Hour),
+		within("STREAM_MAX_AGE", c.StreamMaxAge, 0, 100*365*day),
+	}
+	if err := wire.CheckPrefix(c.Prefix); err != nil {
+		errs = append(errs, fmt.Errorf("LAPSE_PREFIX: %w", err))
+	}
+	if c.Partitions < 1 || c.Partitions > timers.MaxPartitions {
+		errs = append(errs, fmt.Errorf("LAPSE_PARTITIONS=%d: want 1 to %d", c.Partitions, timers.MaxPartitions))
+	}
+	if c.MinReplicas < 0 || c.MinReplicas > 10 {
+		errs = append(errs, fmt.Errorf("LAPSE_MIN_REPLICAS=%d: want 0 to 10", c.MinReplicas))
+	}
+	if c.MaxAttempts < 0 || c.MaxAttempts > 1_000_000 {
+		errs = append(errs, fmt.Errorf("LAPSE_MAX_ATTEMPTS=%d: want 1 to 1000000, or 0 to never give up", c.MaxAttempts))
+	}
+	if c.StreamReplicas < 1 || c.StreamReplicas > 5 {
+		errs = append(errs, fmt.Errorf("LAPSE_STREAM_REPLICAS=%d: want 1 to 5", c.StreamReplicas))
+	}
+	if c.Stream == "" {
+		c.Stream = wire.Prefix(c.Prefix).DefaultStream()
+	} else if strings.ContainsAny(c.Stream, " \t\r\n.*>/\\") {
+		errs = append(errs, fmt.Errorf("LAPSE_STREAM=%+q: a stream's name has no spaces, dots, slashes or wildcards", c.Stream))
+	}
+	switch {
+	case c.StreamMaxBytes < 0:
+		errs = append(errs, fmt.Errorf("LAPSE_STREAM_MAX_BYTES=%d: want a number of bytes, or leave it out", c.StreamMaxBytes))
+	case c.StreamMaxBytes == 0 && c.NATSURL == Embedded:
+		c.StreamMaxBytes = 4 << 30
+	case c.StreamMaxBytes == 0:
+		c.StreamMaxBytes = -1
+	}
+	if c.Delivery == "jetstream" && c.Lease+c.RetryMax >= c.StreamDups {
+		errs = append(errs, fmt.Errorf("LAPSE_LEASE=%s and LAPSE_RETRY_MAX=%s together must be below LAPSE_STREAM_DUPLICATES=%s, or a retry could be stored twice", c.Lease, c.RetryMax, c.StreamDups))
+	}
+	_, redisSet := os.LookupEnv("LAPSE_REDIS_URL")
+	_, natsSet := os.LookupEnv("LAPSE_NATS_URL")
+	if redisSet != natsSet {
+		have, want := "LAPSE_REDIS_URL", "LAPSE_NATS_URL"
+		if natsSet {
+			have, want = want, have
+		}
+		errs = append(errs, fmt.Errorf("%s is set and %s is not; set both (embedded is a value)", have, want))
+	}
+	// What is wrong with an address must not be waited for.
+	if c.RedisURL != Embedded {
+		if _, err := timers.ParseRedisURL(c.RedisURL); err != nil {
+			errs = append(errs, fmt.Errorf("LAPSE_REDIS_URL: %w", err))
+		}
+	}
+	if c.NATSURL != Embedded {
+		if err := service.CheckURLs(c.NATSURL); err != nil {
+			errs = append(errs, fmt.Errorf("LAPSE_NATS_URL: %w", err))
+		}
+	}
+	if c.NATSCreds != "" {
+		if f, err := os.Open(c.NATSCreds); err != nil {
+			errs = append(errs, fmt.Errorf("LAPSE_NATS_CREDS: %w; want the path of a credentials file", err))
+		} else {
+			f.Close() //nolint:errcheck // only ever opened
+		}
+	}
+	for _, err := range errs {
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
