@@ -294,6 +294,7 @@ func (r *rig) run() {
 		},
 		Logger: slog.New(slog.NewTextHandler(&r.log, nil)),
 	})
+	r.loop.alarm = goAlarm // a kernel's timer knows nothing of the bubble's clock
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
 	go func() { done <- r.loop.Run(ctx) }()

@@ -92,9 +92,10 @@ const (
 	// it, or nothing can be done, and looking at once would be a spin.
 	fruitless = 10 * time.Millisecond
 	// patrolEvery and patrolKeys are the pace of the search for records that no
-	// set names: a hundredth of a percent of Redis's time.
-	patrolEvery = 3 * time.Second
-	patrolKeys  = 500
+	// set names. At ten million keys a look takes Redis a millisecond, for which
+	// whatever is due must wait.
+	patrolEvery = 1500 * time.Millisecond
+	patrolKeys  = 125
 	// standBy is the part of the grace that who stands by leaves to who nudges.
 	standBy = 2
 )
@@ -104,6 +105,7 @@ type Loop struct {
 	cfg   Config
 	parts []*part
 	stats Stats
+	alarm func() *alarm // newAlarm but in tests on a clock of their own
 }
 
 // Stats are totals since the start; read them with Load.
@@ -145,7 +147,7 @@ func New(cfg Config) *Loop {
 	if cfg.Tell == nil {
 		cfg.Tell = func(int, time.Time) {}
 	}
-	l := &Loop{cfg: cfg}
+	l := &Loop{cfg: cfg, alarm: newAlarm}
 	for p := range cfg.Partitions {
 		l.parts = append(l.parts, &part{
 			p:       p,
@@ -208,8 +210,8 @@ func (l *Loop) Run(ctx context.Context) error {
 
 // nudge is the loop of one partition.
 func (l *Loop) nudge(ctx context.Context, p *part) {
-	timer := time.NewTimer(0)
-	defer timer.Stop()
+	alarm := l.alarm()
+	defer alarm.Stop()
 	pause := time.Duration(0) // after failures
 	for {
 		// While it waits or looks, whatever is set may be missing from the answer.
@@ -240,11 +242,11 @@ func (l *Loop) nudge(ctx context.Context, p *part) {
 			l.cfg.Logger.Info("the backup set answers again", "partition", p.p)
 			pause = 0
 		}
-		timer.Reset(sleep)
+		alarm.Reset(sleep)
 		select {
 		case <-ctx.Done():
 			return
-		case <-timer.C:
+		case <-alarm.C:
 		case <-p.wake:
 		case <-p.more:
 		}
