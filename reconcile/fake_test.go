@@ -292,7 +292,7 @@ func (r *rig) run() {
 			defer r.mu.Unlock()
 			r.missed = append(r.missed, r.now())
 		},
-		Logger: slog.New(slog.NewTextHandler(&r.log, nil)),
+		Logger: slog.New(slog.NewTextHandler(&r.log, &slog.HandlerOptions{Level: slog.LevelDebug})),
 	})
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
