@@ -43,6 +43,7 @@ import (
 	"github.com/lapse-timers/lapse/timers/embedded"
 	"github.com/lapse-timers/lapse/timers/fault"
 	"github.com/lapse-timers/lapse/timers/lifecycle"
+	"github.com/lapse-timers/lapse/timers/metrics"
 	"github.com/lapse-timers/lapse/timers/service"
 	"github.com/lapse-timers/lapse/timers/settings"
 	"github.com/lapse-timers/lapse/timers/web"
@@ -146,6 +147,8 @@ func typeName(t string) string {
 		return "level: debug, info, warn or error"
 	case "int", "int64":
 		return "whole number"
+	case "bool":
+		return "switch: true or false"
 	}
 	return t
 }
@@ -189,6 +192,7 @@ type instance struct {
 	crew     *timers.Crew
 	listener *notify.Listener
 	service  *service.Service
+	metrics  *metrics.Metrics
 
 	mu    sync.Mutex
 	phase string // why it is not ready; "" when it is
@@ -225,7 +229,14 @@ func runService(ctx context.Context, cfg settings.Settings, logger *slog.Logger,
 		}
 		down.Push(func(context.Context) { dir.Unlock() }) //nolint:errcheck // the process ends
 	}
-	httpServer := web.New(web.Options{Listen: cfg.HTTPListen, Health: in.health, Version: buildVersion(), Logger: logger})
+	topics, err := metrics.ParseTopics(cfg.MetricsTopics)
+	if err != nil {
+		return fmt.Errorf("LAPSE_METRICS_TOPICS: %w", err)
+	}
+	in.metrics = metrics.New(metrics.Options{Version: buildVersion(), Topics: topics, Verbs: service.Verbs(), Sample: in.sample, Logger: logger})
+	httpServer := web.New(web.Options{
+		Listen: cfg.HTTPListen, Health: in.health, Metrics: in.metrics.Handler(), Profiles: cfg.Pprof, Version: buildVersion(), Logger: logger,
+	})
 	if err := httpServer.Listen(); err != nil {
 		return err
 	}
@@ -254,6 +265,7 @@ func runService(ctx context.Context, cfg settings.Settings, logger *slog.Logger,
 		return err
 	}
 	in.store = timers.NewStore(in.rdb, keys)
+	in.store.Observe(in.metrics.Call)
 	in.store.AwaitReplicas(cfg.MinReplicas, cfg.RequestTimeout/2)
 	var server timers.Server
 	if err := lifecycle.Await(ctx, logger, "Redis", func(ctx context.Context) (bool, error) {
@@ -332,6 +344,11 @@ func runService(ctx context.Context, cfg settings.Settings, logger *slog.Logger,
 			return nil
 		})
 	})
+	down.Background(func(watching context.Context) {
+		watching, done := context.WithCancel(watching)
+		defer context.AfterFunc(ctx, done)() // what ends with the process is no news
+		lifecycle.WatchHealth(watching, logger, in.health, "redis", "nats")
+	})
 	select {
 	case <-ctx.Done():
 	case err = <-ended:
@@ -372,7 +389,8 @@ func (in *instance) wire(logger *slog.Logger, keys *timers.Keys, prefix wire.Pre
 	}
 	announcer := service.NewAnnouncer(prefix, in.pub, logger)
 	in.firer = timers.NewFirer(in.store, in.pub, timers.FirerConfig{
-		Instance: in.id, Lease: cfg.Lease, RetryMin: cfg.RetryMin, RetryMax: cfg.RetryMax, MaxAttempts: cfg.MaxAttempts, Buried: announcer.Announce,
+		Instance: in.id, Lease: cfg.Lease, RetryMin: cfg.RetryMin, RetryMax: cfg.RetryMax, MaxAttempts: cfg.MaxAttempts,
+		Ended: in.metrics.Attempt, Buried: announcer.Announce,
 		Settle: max(cfg.ShutdownGrace/2, service.AckWait(cfg.Lease)*11/10), Logger: logger,
 	})
 	var loop *reconcile.Loop
@@ -411,7 +429,11 @@ func (in *instance) wire(logger *slog.Logger, keys *timers.Keys, prefix wire.Pre
 	in.service = service.New(service.Config{
 		Stream: stream, Conn: in.nc, Store: in.store, Prefix: prefix, Version: buildVersion(), Instance: in.id,
 		RequestTimeout: cfg.RequestTimeout, MaxSize: in.pub.MaxSize, Scheduled: loop.WakeBefore,
-		Firer: in.firer, Delivery: cfg.Delivery, Health: in.health, Counts: counts, Logger: logger,
+		Firer: in.firer, Delivery: cfg.Delivery, Health: in.health, Counts: counts, Ended: in.metrics.Request, Logger: logger,
+	})
+	in.metrics.Watch(metrics.Sources{
+		Firer: in.firer, Loop: loop, Listener: in.listener, Crew: in.crew,
+		Ignored: in.service.Ignored, Unannounced: announcer.Lost, Strange: strange,
 	})
 	down.Background(ends("delivery", in.pub.Run))
 	down.Background(ends("announcer", announcer.Run))
@@ -462,21 +484,43 @@ func (in *instance) setPhase(phase string) {
 
 // health is what /readyz answers.
 func (in *instance) health(ctx context.Context) wire.HealthReply {
+	h, _, _ := in.inspect(ctx)
+	return h
+}
+
+// sample is what a scrape asks for. A Redis that does not say what it is is not
+// asked for its timers too.
+func (in *instance) sample(ctx context.Context) metrics.Sampled {
+	h, server, err := in.inspect(ctx)
+	s := metrics.Sampled{Health: h}
+	if err == nil {
+		s.Server = &server
+		if counts, err := in.store.Count(ctx); err == nil {
+			s.Counts = &counts
+		}
+	}
+	return s
+}
+
+var errNotYet = errors.New("not ready to be asked yet")
+
+// inspect asks how the parts are, and gives what Redis said of itself.
+func (in *instance) inspect(ctx context.Context) (h wire.HealthReply, server timers.Server, err error) {
 	in.mu.Lock()
 	phase := in.phase
 	in.mu.Unlock()
-	h := wire.HealthReply{Parts: map[string]wire.HealthPart{}}
+	h = wire.HealthReply{Parts: map[string]wire.HealthPart{}}
 	part := func(name, status, why string) { h.Parts[name] = wire.HealthPart{Status: status, Why: why} }
 	if phase == "starting" || strings.HasPrefix(phase, "waiting") {
 		part("service", wire.HealthDown, phase)
-		return worst(h)
+		return worst(h), server, errNotYet
 	}
 	if phase != "" {
 		part("service", wire.HealthDown, phase)
 	}
 	ask, cancel := context.WithTimeout(ctx, time.Second)
 	defer cancel()
-	server, err := timers.Inspect(ask, in.rdb)
+	server, err = timers.Inspect(ask, in.rdb)
 	switch why, down := server.Trouble(); {
 	case err != nil:
 		part("redis", wire.HealthDown, "Redis does not answer: "+err.Error())
@@ -497,7 +541,7 @@ func (in *instance) health(ctx context.Context) wire.HealthReply {
 		part("subscription", wire.HealthDegraded, listening.Why)
 	}
 	h.Parts["stream"] = in.pub.Health()
-	return worst(h)
+	return worst(h), server, err
 }
 
 func worst(h wire.HealthReply) wire.HealthReply {

@@ -292,7 +292,7 @@ func (r *rig) run() {
 			defer r.mu.Unlock()
 			r.missed = append(r.missed, r.now())
 		},
-		Logger: slog.New(slog.NewTextHandler(&r.log, nil)),
+		Logger: slog.New(slog.NewTextHandler(&r.log, &slog.HandlerOptions{Level: slog.LevelDebug})),
 	})
 	r.loop.alarm = goAlarm // a kernel's timer knows nothing of the bubble's clock
 	ctx, cancel := context.WithCancel(context.Background())

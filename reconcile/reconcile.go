@@ -226,8 +226,10 @@ func (l *Loop) nudge(ctx context.Context, p *part) {
 			return
 		case err != nil:
 			l.stats.Failures.Add(1)
+			// That Redis is away is said once, by who watches its health, and not
+			// by each partition.
 			if pause == 0 {
-				l.cfg.Logger.Warn("cannot look at the backup set, trying again", "partition", p.p, "error", err)
+				l.cfg.Logger.Debug("cannot look at the backup set, trying again", "partition", p.p, "error", err)
 			}
 			pause = min(max(2*pause, 20*time.Millisecond), lookAtLeast)
 			sleep = pause
@@ -239,7 +241,7 @@ func (l *Loop) nudge(ctx context.Context, p *part) {
 			default:
 			}
 		case pause != 0:
-			l.cfg.Logger.Info("the backup set answers again", "partition", p.p)
+			l.cfg.Logger.Debug("the backup set answers again", "partition", p.p)
 			pause = 0
 		}
 		alarm.Reset(sleep)

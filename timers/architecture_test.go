@@ -15,15 +15,16 @@ const module = "github.com/lapse-timers/lapse"
 // ADR 2). Data flow one way: main knows everything, timers knows nothing of
 // ours, and notify and reconcile do not know each other.
 var allowed = map[string][]string{
-	"":                             {"notify", "reconcile", "timers", "timers/cli", "timers/embedded", "timers/fault", "timers/lifecycle", "timers/service", "timers/settings", "timers/web", "timers/wire"},
+	"":                             {"notify", "reconcile", "timers", "timers/cli", "timers/embedded", "timers/fault", "timers/lifecycle", "timers/metrics", "timers/service", "timers/settings", "timers/web", "timers/wire"},
 	"notify":                       {"timers"},
 	"reconcile":                    {"timers"},
 	"timers":                       {"timers/fault"},
 	"timers/fault":                 {},
 	"timers/wire":                  {},
-	"timers/lifecycle":             {},
+	"timers/lifecycle":             {"timers/wire"},
 	"timers/service":               {"timers", "timers/fault", "timers/wire"},
-	"timers/settings":              {"timers", "timers/service", "timers/wire"},
+	"timers/metrics":               {"notify", "reconcile", "timers", "timers/wire"},
+	"timers/settings":              {"timers", "timers/metrics", "timers/service", "timers/wire"},
 	"timers/client":                {"timers/wire"},
 	"timers/bench":                 {"timers/client", "timers/wire"},
 	"timers/cli":                   {"timers/bench", "timers/client", "timers/wire"},
@@ -43,6 +44,7 @@ var only = map[string][]string{
 	"github.com/nats-io/nats-server/v2":    {"timers/embedded", "timers/timerstest"},
 	"github.com/spf13/cobra":               {"", "timers/cli"},
 	"github.com/HdrHistogram":              {"timers/bench"},
+	"github.com/prometheus":                {"timers/metrics"},
 	"github.com/schollz/progressbar/v3":    {"timers/bench"},
 	"github.com/stretchr/testify":          {"timers/timerstest"},
 }

@@ -60,6 +60,17 @@ type Publisher interface {
 	Await(ctx context.Context) error
 }
 
+// Attempt is how an attempt to deliver ended, for who counts them.
+type Attempt struct {
+	Delivery
+	Topic  string
+	Source Source
+	Number int  // 1 for the first of this life
+	Dead   bool // and with it the timer was given up on
+	// Lag is from the due time to now, Took from handing it to the publisher.
+	Lag, Took time.Duration
+}
+
 // FirerConfig tunes a [Firer]. Zero values of the sizes get defaults.
 type FirerConfig struct {
 	// Instance names this process in the tokens of its claims, so that they can
@@ -73,6 +84,9 @@ type FirerConfig struct {
 	// given up on; 0 for never. What can never be delivered is given up on at
 	// once, whatever it says (ADR 26).
 	MaxAttempts int
+	// Ended is told of each attempt that has ended. It is called from several
+	// goroutines and must not block; nil when nobody counts (ADR 32).
+	Ended func(Attempt)
 	// Buried is told of each timer that was given up on, with the reason, once
 	// that is written. It must not block; nil when nobody wants to know.
 	Buried func(c *Claim, reason string)
@@ -116,6 +130,7 @@ type FirerStats struct {
 	ClaimErrors    atomic.Int64 // batches whose claim failed, after repeats
 	SettleFailures atomic.Int64 // claims whose ack or release could not be written within the lease
 	Dead           atomic.Int64 // timers given up on
+	Lapsed         atomic.Int64 // claims of timers whose claim before was not settled: lease over, or claimer dead
 	Stale          atomic.Int64 // claims not published since half their lease was over
 }
 
@@ -126,7 +141,15 @@ type result struct {
 	weight int64     // of its payload in the window
 	sent   time.Time // before the claim was sent; its lease is not older
 	lag    time.Duration
+	took   time.Duration
 	Delivery
+}
+
+func (r *result) attempt(dead bool) Attempt {
+	return Attempt{
+		Delivery: r.Delivery, Topic: r.claim.Topic, Source: r.source, Number: r.claim.Attempt,
+		Dead: dead, Lag: r.lag, Took: r.took,
+	}
 }
 
 const (
@@ -149,6 +172,9 @@ func NewFirer(store *Store, pub Publisher, cfg FirerConfig) *Firer {
 	}
 	if cfg.Logger == nil {
 		cfg.Logger = slog.New(slog.DiscardHandler)
+	}
+	if cfg.Ended == nil {
+		cfg.Ended = func(Attempt) {}
 	}
 	if cfg.Buried == nil {
 		cfg.Buried = func(*Claim, string) {}
@@ -314,14 +340,19 @@ func (f *Firer) claim(ctx context.Context, p int, refs []Ref, source Source) (in
 		r := result{p: p, claim: c, source: source, weight: weight, sent: sent}
 		f.inFlight.Add(1)
 		c.PublishBy = sent.Add(f.cfg.Lease / 2)
+		if c.Lapsed {
+			f.stats.Lapsed.Add(1)
+		}
 		late := res.Now.Sub(c.Due)
 		fault.Point("publish")
+		handed := time.Now()
 		f.pub.Publish(c, source, func(d Delivery) {
 			if d.Outcome == Delivered {
 				fault.Point("published")
 			}
 			r.Delivery = d
-			r.lag = late + time.Since(got)
+			now := time.Now()
+			r.lag, r.took = late+now.Sub(got), now.Sub(handed)
 			f.results <- r
 		})
 		fault.Point("sent")
@@ -387,7 +418,7 @@ func (f *Firer) settle(ctx context.Context) {
 func (f *Firer) settleBatch(ctx context.Context, batch []result) {
 	acks := make(map[int][]*Claim)
 	releases := make(map[int][]Release)
-	burials := make(map[int][]Burial)
+	burials := make(map[int][]burial)
 	oldest := batch[0].sent
 	for i := range batch {
 		r := &batch[i]
@@ -397,11 +428,14 @@ func (f *Firer) settleBatch(ctx context.Context, batch []result) {
 		}
 		f.count(r)
 		reason, over := f.givenUp(r)
+		if !over {
+			f.cfg.Ended(r.attempt(false))
+		}
 		switch {
 		case r.Outcome == Delivered:
 			acks[p] = append(acks[p], r.claim)
 		case over:
-			burials[p] = append(burials[p], Burial{Claim: r.claim, Unknown: r.Outcome == Unknown, Reason: reason})
+			burials[p] = append(burials[p], burial{r, Burial{Claim: r.claim, Unknown: r.Outcome == Unknown, Reason: reason}})
 		default:
 			releases[p] = append(releases[p], Release{Claim: r.claim, Unknown: r.Outcome == Unknown, After: f.backOff(r.claim.Attempt)})
 		}
@@ -447,14 +481,26 @@ func (f *Firer) givenUp(r *result) (reason string, over bool) {
 	return "", false
 }
 
+// burial is what a last attempt led to.
+type burial struct {
+	*result
+	Burial
+}
+
 // bury writes that timers are given up on, and tells of those that are now dead.
-func (f *Firer) bury(ctx context.Context, oldest time.Time, p int, list []Burial) {
+func (f *Firer) bury(ctx context.Context, oldest time.Time, p int, burials []burial) {
+	list := make([]Burial, len(burials))
+	for i, b := range burials {
+		list[i] = b.Burial
+	}
 	var dead []bool
 	f.untilWritten(ctx, oldest, len(list), func(ctx context.Context) (err error) {
 		dead, err = f.store.Bury(ctx, p, list)
 		return err
 	})
-	for i, is := range dead {
+	for i := range list {
+		is := i < len(dead) && dead[i] // else a cancel had stopped it, or it could not be written
+		f.cfg.Ended(burials[i].attempt(is))
 		if is {
 			f.stats.Dead.Add(1)
 			f.dead.add(f.cfg.Logger, &list[i])

@@ -4,6 +4,7 @@ import (
 	"context"
 	_ "embed"
 	"fmt"
+	"time"
 
 	"github.com/redis/go-redis/v9"
 )
@@ -41,40 +42,86 @@ var (
 	//go:embed lua/rescue.lua
 	luaRescue string
 
-	scriptSet     = redis.NewScript(luaPrelude + luaSet)
-	scriptCancel  = redis.NewScript(luaPrelude + luaCancel)
-	scriptClaim   = redis.NewScript(luaPrelude + luaClaim)
-	scriptAck     = redis.NewScript(luaPrelude + luaAck)
-	scriptRelease = redis.NewScript(luaPrelude + luaRelease)
-	scriptBury    = redis.NewScript(luaPrelude + luaBury)
-	scriptRetry   = redis.NewScript(luaPrelude + luaRetry)
-	scriptDue     = redis.NewScript(luaPrelude + luaDue)
-	scriptList    = redis.NewScript(luaPrelude + luaList)
-	scriptStatus  = redis.NewScript(luaPrelude + luaStatus)
-	scriptPatrol  = redis.NewScript(luaPatrol)
-	scriptCrew    = redis.NewScript(luaCrew)
-	scriptRescue  = redis.NewScript(luaPrelude + luaRescue)
-	scriptProbe   = redis.NewScript(luaPrelude + luaProbe)
+	scriptSet     = newScript("set", luaPrelude+luaSet)
+	scriptCancel  = newScript("cancel", luaPrelude+luaCancel)
+	scriptClaim   = newScript("claim", luaPrelude+luaClaim)
+	scriptAck     = newScript("ack", luaPrelude+luaAck)
+	scriptRelease = newScript("release", luaPrelude+luaRelease)
+	scriptBury    = newScript("bury", luaPrelude+luaBury)
+	scriptRetry   = newScript("retry", luaPrelude+luaRetry)
+	scriptDue     = newScript("due", luaPrelude+luaDue)
+	scriptList    = newScript("list", luaPrelude+luaList)
+	scriptStatus  = newScript("status", luaPrelude+luaStatus)
+	scriptPatrol  = newScript("patrol", luaPatrol)
+	scriptCrew    = newScript("crew", luaCrew)
+	scriptRescue  = newScript("rescue", luaPrelude+luaRescue)
+	scriptProbe   = newScript("probe", luaPrelude+luaProbe)
 )
+
+// script is one of them, with the name of its file.
+type script struct {
+	*redis.Script
+	name string
+}
+
+// scripts are all of them: newScript adds each.
+var scripts []*script
+
+func newScript(name, text string) *script {
+	s := &script{redis.NewScript(text), name}
+	scripts = append(scripts, s)
+	return s
+}
+
+// Calls are the names under which [Store.Observe] tells of calls: the scripts,
+// and get, which is none.
+func Calls() []string {
+	names := []string{callGet}
+	for _, s := range scripts {
+		names = append(names, s.name)
+	}
+	return names
+}
+
+const callGet = "get"
+
+// Observe has the store tell of each call that it makes of Redis, one of
+// [Calls], how long the answer took and how it failed, if it did. observe is
+// called by whoever called the store, also at the same time, and must not block.
+// It must come before [Store.Open] (ADR 32).
+func (s *Store) Observe(observe func(call string, took time.Duration, err error)) {
+	s.observe = observe
+}
+
+// observed tells of a call that began at the given time. A script that is not
+// known to the server yet counts with both of its tries.
+func (s *Store) observed(call string, began time.Time, err error) {
+	if s.observe != nil {
+		s.observe(call, time.Since(began), err)
+	}
+}
 
 // run runs the script by its hash, and by its text where the server does not
 // know it. NOSCRIPT says that it did not run, so this is no repetition.
-func (s *Store) run(ctx context.Context, script *redis.Script, keys []string, args []any) *redis.Cmd {
+func (s *Store) run(ctx context.Context, script *script, keys []string, args []any) *redis.Cmd {
+	began := time.Now()
 	cmd := script.EvalSha(ctx, s.rdb, keys, args...)
 	if err := cmd.Err(); err != nil && replyIs(err, "NOSCRIPT") {
 		cmd = script.Eval(ctx, s.rdb, keys, args...)
 	}
+	s.observed(script.name, began, cmd.Err())
 	return cmd
 }
 
 // runKept is run, followed on the same connection by WAIT where replicas are
 // asked for (https://redis.io/docs/latest/commands/wait/): it counts those that
 // have what this connection has written. With too few the reply is there all
-// the same, and short says so.
-func (s *Store) runKept(ctx context.Context, script *redis.Script, keys []string, args []any) (cmd *redis.Cmd, short error) {
+// the same, and short says so. What is observed includes the wait.
+func (s *Store) runKept(ctx context.Context, script *script, keys []string, args []any) (cmd *redis.Cmd, short error) {
 	if s.replicas == 0 {
 		return s.run(ctx, script, keys, args), nil
 	}
+	began := time.Now()
 	var wait *redis.Cmd
 	send := func(run func(context.Context, redis.Scripter, []string, ...any) *redis.Cmd) {
 		pipe := s.rdb.Pipeline()
@@ -88,6 +135,7 @@ func (s *Store) runKept(ctx context.Context, script *redis.Script, keys []string
 	if err := cmd.Err(); err != nil && replyIs(err, "NOSCRIPT") {
 		send(script.Eval)
 	}
+	s.observed(script.name, began, cmd.Err())
 	if cmd.Err() != nil {
 		return cmd, nil
 	}

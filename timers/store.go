@@ -33,6 +33,8 @@ type Store struct {
 
 	replicas int           // how many must have a change before it is answered
 	within   time.Duration // how long they may take
+
+	observe func(call string, took time.Duration, err error) // nil when nobody counts
 }
 
 // NewStore keeps timers in rdb under keys. The client must come from
@@ -225,13 +227,18 @@ func (s *Store) Cancel(ctx context.Context, p int, refs []Ref) ([]CancelResult, 
 // Get reads timers; the ones that do not exist are nil.
 func (s *Store) Get(ctx context.Context, refs []Ref) ([]*Timer, error) {
 	cmds := make([]*redis.SliceCmd, len(refs))
+	began := time.Now()
 	_, err := s.rdb.Pipelined(ctx, func(p redis.Pipeliner) error {
 		for i, r := range refs {
 			cmds[i] = p.HMGet(ctx, s.keys.Shadow(r), "p", "h", "d", "r", "s", "a", "k", "u", "c", "f")
 		}
 		return nil
 	})
-	if err != nil && !replyIs(err, "WRONGTYPE") {
+	if err != nil && replyIs(err, "WRONGTYPE") {
+		err = nil // of single ones, by a foreign hand
+	}
+	s.observed(callGet, began, err)
+	if err != nil {
 		return nil, fmt.Errorf("%w: %w", ErrUnavailable, err)
 	}
 	out := make([]*Timer, len(refs))
@@ -275,6 +282,7 @@ type Claim struct {
 	Due     time.Time
 	Attempt int       // 1 for the first of this life
 	Unsure  bool      // an earlier attempt of this life may have been delivered
+	Lapsed  bool      // an earlier claim of this life was not settled: its lease is over, or it was given back for it
 	Fired   time.Time // when it was claimed, on Redis's clock
 	Token   string
 	Headers []byte
@@ -330,7 +338,7 @@ func (s *Store) Claim(ctx context.Context, p int, lease time.Duration, token str
 		res.Claims = append(res.Claims, Claim{
 			Ref: r, Token: token,
 			Rev: integer(v[0]), Due: time.UnixMilli(integer(v[1])), Attempt: int(integer(v[2])),
-			Unsure: integer(v[3]) == 1, Fired: time.UnixMilli(integer(v[4])),
+			Unsure: integer(v[3]) > 0, Lapsed: integer(v[3]) == 2, Fired: time.UnixMilli(integer(v[4])),
 			Payload: []byte(text(v[5])), Headers: []byte(text(v[6])),
 		})
 	}
@@ -447,6 +455,7 @@ type Counts struct {
 	Pending int64
 	Overdue int64
 	Next    time.Time // the first score in the future; zero when there is none
+	Oldest  time.Time // the score that is overdue the longest; zero when there is none
 	Dead    int64     // given up on
 }
 
@@ -464,6 +473,9 @@ func (s *Store) Count(ctx context.Context) (Counts, error) {
 		c.Dead += integer(out[4])
 		if next := milli(integer(out[3])); c.Next.IsZero() || !next.IsZero() && next.Before(c.Next) {
 			c.Next = next
+		}
+		if oldest := milli(integer(out[5])); c.Oldest.IsZero() || !oldest.IsZero() && oldest.Before(c.Oldest) {
+			c.Oldest = oldest
 		}
 	}
 	return c, nil

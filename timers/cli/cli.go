@@ -98,7 +98,7 @@ or a retry of a timer that is not dead.`,
 		cmd.GroupID = groupService
 		root.AddCommand(cmd)
 	}
-	root.AddCommand(a.versionCmd())
+	root.AddCommand(a.versionCmd(), a.manCmd())
 	root.SetHelpCommand(helpCmd(root))
 	help := root.HelpFunc()
 	root.SetHelpFunc(func(cmd *cobra.Command, args []string) {

@@ -26,6 +26,7 @@ On a terminal: a few lines about the timer, its headers, its payload. Into a
 file or a pipe, or with --raw: the payload alone, byte for byte.`,
 	}
 	conn := a.connectionFlags(cmd)
+	conn.completes(cmd, true)
 	cmd.Flags().BoolVar(&raw, "raw", false, "print the payload alone, byte for byte")
 	timer := timerArgs(cmd, "get")
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {

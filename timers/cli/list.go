@@ -19,6 +19,7 @@ func (a *app) listCmd() *cobra.Command {
 		Args:  between(0, 1, "lapse list orders"),
 	}
 	conn := a.connectionFlags(cmd)
+	conn.completes(cmd, false)
 	cmd.Flags().IntVar(&limit, "limit", 0, "stop after this `number` of timers; 0 lists all")
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		if limit < 0 {

@@ -40,6 +40,7 @@ func (a *app) setCmd() *cobra.Command {
 		Args: between(1, 1, "lapse set orders.close --in 30m"),
 	}
 	conn := a.connectionFlags(cmd)
+	conn.completes(cmd, false)
 	fl := cmd.Flags()
 	fl.StringVar(&f.id, "id", "", "`id` of the timer, unique in its topic; left out, Lapse makes one")
 	fl.StringVar(&f.in, "in", "", "fire after this `duration`, such as 250ms, 30m or 1h30m")
@@ -205,6 +206,7 @@ func (a *app) cancelCmd() *cobra.Command {
 		Short: "Cancel a timer that is not being delivered yet",
 	}
 	conn := a.connectionFlags(cmd)
+	conn.completes(cmd, true)
 	timer := timerArgs(cmd, "cancel")
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		topic, id, err := timer(args)
@@ -237,6 +239,7 @@ func (a *app) retryCmd() *cobra.Command {
 attempts are counted anew. lapse list shows which are dead, lapse get why.`,
 	}
 	conn := a.connectionFlags(cmd)
+	conn.completes(cmd, true)
 	timer := timerArgs(cmd, "retry")
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		topic, id, err := timer(args)

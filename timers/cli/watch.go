@@ -26,6 +26,7 @@ Redis's clock with this machine's.`,
 		Args: between(0, 1, "lapse watch 'orders.>'"),
 	}
 	conn := a.connectionFlags(cmd)
+	conn.completes(cmd, false)
 	cmd.Flags().IntVar(&count, "count", 0, "stop after this `number` of events; 0 goes on")
 	cmd.Flags().StringVar(&queue, "queue", "", "share the events with all watchers of this queue `group`")
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {

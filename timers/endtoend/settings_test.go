@@ -87,6 +87,8 @@ func TestBadSettings(t *testing.T) {
 		{"attempts without end", []string{"LAPSE_MAX_ATTEMPTS=never"}, []string{"LAPSE_MAX_ATTEMPTS", "never", "whole number"}},
 		{"delivery", []string{"LAPSE_DELIVERY=mail"}, []string{"LAPSE_DELIVERY", "mail", "jetstream or core"}},
 		{"prefix", []string{"LAPSE_PREFIX=a b"}, []string{"LAPSE_PREFIX", "a b"}},
+		{"topics of metrics", []string{"LAPSE_METRICS_TOPICS=orders,a b"}, []string{"LAPSE_METRICS_TOPICS", "orders,a b", "orders,invoices.remind", "none"}},
+		{"profiles", []string{"LAPSE_PPROF=127.0.0.1:6060"}, []string{"LAPSE_PPROF", "127.0.0.1:6060", "true or false"}},
 		{"partitions", []string{"LAPSE_PARTITIONS=0"}, []string{"LAPSE_PARTITIONS", "0", "1 to 256"}},
 		{"number", []string{"LAPSE_PARTITIONS=many"}, []string{"LAPSE_PARTITIONS", "many", "whole number"}},
 		{"level", []string{"LAPSE_LOG_LEVEL=loud"}, []string{"LAPSE_LOG_LEVEL", "loud", "debug, info, warn or error"}},

@@ -6,7 +6,9 @@
 -- Gives {now (us), records repaired, then per timer one of
 --       0  nothing to do: not due, claimed by another, gone, or repaired
 --       1  due, but the bytes are used up: ask again
---       {rev, due (ms), attempt, unsure 0 or 1, claimed at (ms), payload, headers}}
+--       {rev, due (ms), attempt, unsure, claimed at (ms), payload, headers}}
+-- unsure is 1 when an earlier attempt may have been delivered, and 2 when an
+-- earlier claim was not even settled.
 --
 -- The backup score and Redis's clock decide; who asks and why does not matter.
 -- A claim moves the score to now + lease. A timer whose score came round again
@@ -83,7 +85,7 @@ local function decide(i, member, score, shadow)
       tried[#tried + 1] = v[2]
       tried[#tried + 1] = member
       claimed[#claimed + 1] = {shadow, attempt, unsure}
-      out[i + 2] = {rev, d, attempt, unsure and 1 or 0, now, payload, headers}
+      out[i + 2] = {rev, d, attempt, before[1] and 2 or before[2] and 1 or 0, now, payload, headers}
     end
   end
 end

@@ -44,6 +44,10 @@ type Config struct {
 	Health   func(ctx context.Context) wire.HealthReply
 	// Counts adds what others counted.
 	Counts func(*wire.CountStats)
+	// Ended is told of each request that was answered, with the word of the
+	// error, "" for none, and how long it took from its receipt. It must not
+	// block; nil when nobody counts.
+	Ended func(verb string, word wire.Word, took time.Duration)
 
 	Logger *slog.Logger
 }
@@ -108,7 +112,10 @@ func (r readRequest) size() int { return 64 }
 // New prepares the service; it takes requests once [Service.Run] runs.
 func New(cfg Config) *Service {
 	s := &Service{cfg: cfg, verbs: make(map[string]*verbStats), started: time.Now()}
-	for _, v := range []string{"set", "get", "cancel", "retry", "list", "status"} {
+	if s.cfg.Ended == nil {
+		s.cfg.Ended = func(string, wire.Word, time.Duration) {}
+	}
+	for _, v := range Verbs() {
 		s.verbs[v] = &verbStats{}
 	}
 	s.sets = newBatcher(2, 256, s.runSets)
@@ -118,6 +125,9 @@ func New(cfg Config) *Service {
 	s.reads = newBatcher(2, 1, s.runReads)
 	return s
 }
+
+// Verbs are what requests ask for.
+func Verbs() []string { return []string{"set", "get", "cancel", "retry", "list", "status"} }
 
 // Ignored is how many requests had a reply subject that Lapse does not
 // publish to.
@@ -449,13 +459,15 @@ func (s *Service) replyFailed(err error) {
 }
 
 func (s *Service) ended(req request, e *wire.Error) {
-	st := s.verbs[req.verb]
-	st.nanos.Add(int64(time.Since(req.received)))
+	st, took, word := s.verbs[req.verb], time.Since(req.received), wire.Word("")
+	st.nanos.Add(int64(took))
 	if e != nil {
+		word = e.Word
 		st.errors.Add(1)
 		last := e.Error()
 		st.last.Store(&last)
 	}
+	s.cfg.Ended(req.verb, word, took)
 }
 
 // endpointStats is "data" in micro's stats: what its own figures cannot show.

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/lapse-timers/lapse/timers"
+	"github.com/lapse-timers/lapse/timers/metrics"
 	"github.com/lapse-timers/lapse/timers/service"
 	"github.com/lapse-timers/lapse/timers/wire"
 )
@@ -28,7 +29,7 @@ type Settings struct {
 	NATSCreds      string        `envconfig:"NATS_CREDS" desc:"NATS credentials file"`
 	NATSListen     string        `envconfig:"NATS_LISTEN" default:"127.0.0.1:4222" desc:"where the embedded NATS server listens; [user:pass@|token@]host:port"`
 	DataDir        string        `envconfig:"DATA_DIR" default:"./lapse-data" desc:"data of the embedded servers"`
-	HTTPListen     string        `envconfig:"HTTP_LISTEN" default:"127.0.0.1:8420" desc:"/healthz and /readyz"`
+	HTTPListen     string        `envconfig:"HTTP_LISTEN" default:"127.0.0.1:8420" desc:"/healthz, /readyz and /metrics"`
 	Prefix         string        `envconfig:"PREFIX" default:"timers" desc:"names the subjects, the keys, the stream and the service"`
 	Delivery       string        `envconfig:"DELIVERY" default:"jetstream" desc:"jetstream (stored and acknowledged) or core"`
 	Stream         string        `envconfig:"STREAM" desc:"stream to make when none covers the fired events; from the prefix"`
@@ -46,6 +47,8 @@ type Settings struct {
 	RequestTimeout time.Duration `envconfig:"REQUEST_TIMEOUT" default:"2s" desc:"requests that waited longer are not carried out"`
 	NotifyConfig   string        `envconfig:"NOTIFY_CONFIG" default:"auto" desc:"auto adds missing notification flags to Redis; off does not"`
 	ShutdownGrace  time.Duration `envconfig:"SHUTDOWN_GRACE" default:"10s" desc:"how long a stop may take"`
+	MetricsTopics  string        `envconfig:"METRICS_TOPICS" default:"*" desc:"topics with a label of their own at /metrics, with commas; * for the first tokens, at most 32; or none"`
+	Pprof          bool          `envconfig:"PPROF" default:"false" desc:"serves profiles at /debug/pprof/ of the HTTP address"`
 	LogLevel       slog.Level    `envconfig:"LOG_LEVEL" default:"info" desc:"debug, info, warn or error"`
 	LogFormat      string        `envconfig:"LOG_FORMAT" desc:"text or json; text on a terminal, else json"`
 }
@@ -81,6 +84,9 @@ func (c *Settings) Check() error {
 	}
 	if err := wire.CheckPrefix(c.Prefix); err != nil {
 		errs = append(errs, fmt.Errorf("LAPSE_PREFIX: %w", err))
+	}
+	if _, err := metrics.ParseTopics(c.MetricsTopics); err != nil {
+		errs = append(errs, fmt.Errorf("LAPSE_METRICS_TOPICS=%+q: %w", c.MetricsTopics, err))
 	}
 	if c.Partitions < 1 || c.Partitions > timers.MaxPartitions {
 		errs = append(errs, fmt.Errorf("LAPSE_PARTITIONS=%d: want 1 to %d", c.Partitions, timers.MaxPartitions))

@@ -48,6 +48,12 @@ type Options struct {
 	// that time the instance counts as down. Required.
 	Health func(ctx context.Context) wire.HealthReply
 
+	// Metrics answers /metrics; nil leaves it out.
+	Metrics http.Handler
+
+	// Profiles serves /debug/pprof/ (LAPSE_PPROF).
+	Profiles bool
+
 	// Version is shown on the index page.
 	Version string
 
@@ -80,6 +86,12 @@ func New(opt Options) *Server {
 	mux.HandleFunc("GET /healthz", s.alive)
 	mux.HandleFunc("GET /readyz", s.ready)
 	mux.HandleFunc("GET /{$}", s.index)
+	if opt.Metrics != nil {
+		mux.Handle("GET /metrics", opt.Metrics)
+	}
+	if opt.Profiles {
+		mux.Handle("/debug/pprof/", profiles())
+	}
 	s.http = &http.Server{
 		Handler:           mux,
 		ReadHeaderTimeout: headerTimeout,
@@ -98,6 +110,9 @@ func (s *Server) Listen() error {
 	l, err := net.Listen("tcp", s.opt.Listen)
 	if err == nil {
 		s.listener = l
+		if s.opt.Profiles && !l.Addr().(*net.TCPAddr).IP.IsLoopback() {
+			s.log.Warn("profiles can be read by whoever reaches the HTTP address; set LAPSE_HTTP_LISTEN to a loopback address, or LAPSE_PPROF=false", "addr", l.Addr().String())
+		}
 		return nil
 	}
 	remedy := "set LAPSE_HTTP_LISTEN to host:port, such as 127.0.0.1:8420"
@@ -222,7 +237,8 @@ func down(why string) wire.HealthReply {
 func (s *Server) index(w http.ResponseWriter, _ *http.Request) {
 	text(w, "Lapse "+s.opt.Version+", a timer service on Redis and NATS\n\n"+
 		"/healthz   200 while the process lives\n"+
-		"/readyz    how it is, part by part, in JSON; 503 when it cannot take or fire timers\n")
+		"/readyz    how it is, part by part, in JSON; 503 when it cannot take or fire timers\n"+
+		"/metrics   for Prometheus\n")
 }
 
 func text(w http.ResponseWriter, body string) {

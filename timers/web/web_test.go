@@ -5,8 +5,10 @@ import (
 	"context"
 	"encoding/json"
 	"io"
+	"log/slog"
 	"net"
 	"net/http"
+	"net/http/httptest"
 	"reflect"
 	"strings"
 	"sync"
@@ -280,5 +282,37 @@ func TestOversizedHeaderIsRefused(t *testing.T) {
 	n, err := io.ReadAtLeast(c, answer, 12)
 	if err != nil || !strings.HasPrefix(string(answer[:n]), "HTTP/1.1 431") {
 		t.Errorf("%q, %v", answer[:n], err)
+	}
+}
+
+// What is served besides is given, and profiles only when they are asked for. Who
+// serves them to everybody is told.
+func TestMetricsAndProfiles(t *testing.T) {
+	var log bytes.Buffer
+	s := New(Options{
+		Listen: "0.0.0.0:0", Health: fine, Profiles: true, Logger: slog.New(slog.NewTextHandler(&log, nil)),
+		Metrics: http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "metrics") }),
+	})
+	if err := s.Listen(); err != nil {
+		t.Fatal(err)
+	}
+	defer s.Close()
+	if n := strings.Count(log.String(), "profiles can be read"); n != 1 || !strings.Contains(log.String(), "LAPSE_PPROF=false") {
+		t.Errorf("it says %q", log.String())
+	}
+	for path, want := range map[string]int{"/metrics": 200, "/debug/pprof/": 200, "/debug/pprof/heap": 200, "/debug/pprof/cmdline": 200, "/debug/pprof/nothing": 404, "/debug/vars": 404} {
+		w := httptest.NewRecorder()
+		s.http.Handler.ServeHTTP(w, httptest.NewRequest("GET", path, nil))
+		if w.Code != want {
+			t.Errorf("%s: %d, want %d", path, w.Code, want)
+		}
+	}
+	plain := New(Options{Listen: "127.0.0.1:0", Health: fine})
+	for _, path := range []string{"/metrics", "/debug/pprof/"} {
+		w := httptest.NewRecorder()
+		plain.http.Handler.ServeHTTP(w, httptest.NewRequest("GET", path, nil))
+		if w.Code != 404 {
+			t.Errorf("%s is there unasked: %d", path, w.Code)
+		}
 	}
 }
