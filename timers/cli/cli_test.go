@@ -387,7 +387,7 @@ func TestList(t *testing.T) {
 	if strings.Count(r.out, "\n") != 1 {
 		t.Errorf("--limit 1:\n%s", r.out)
 	}
-	for i, want := range []int{1000, 1000, 1000, 1000, 1} {
+	for i, want := range []int{100, 1000, 100, 1000, 100} {
 		if got := <-limits; got != want {
 			t.Errorf("request %d asked for %d, want %d", i, got, want)
 		}

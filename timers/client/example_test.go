@@ -23,7 +23,7 @@ func Example() {
 		log.Fatal(err)
 	}
 	fired := make(chan client.Fired, 1)
-	if _, err := lapse.Subscribe("orders.close", func(f client.Fired) { fired <- f }); err != nil {
+	if _, err := lapse.Handle(context.Background(), "orders.close", func(_ context.Context, f client.Fired) { fired <- f }); err != nil {
 		log.Fatal(err)
 	}
 	_, err = lapse.Set(context.Background(), "orders.close", []byte(`{"order":42}`), client.In(2*time.Second), client.ID("order-42"))
@@ -75,13 +75,3 @@ func ExampleClient_List() {
 	}
 }
 
-func ExampleClient_Subscribe_queue() {
-	var lapse *client.Client // see client.New
-	sub, err := lapse.Subscribe("orders.>", func(f client.Fired) {
-		fmt.Println(f.Topic, f.ID, f.MsgID)
-	}, client.Queue("workers"))
-	if err != nil {
-		log.Fatal(err)
-	}
-	defer func() { _ = sub.Drain() }() // the connection's end does the same
-}

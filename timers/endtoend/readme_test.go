@@ -72,7 +72,7 @@ func TestReadmeRedisUser(t *testing.T) {
 	expired := rdb.Subscribe(t.Context(), "__keyevent@0__:expired")
 	defer expired.Close()
 	readyz(t, l, 200, "subscription", wire.HealthOK)
-	source, _ := sourceOf(t, c, nc, "rights")
+	source, _ := sourceOf(t, c, "rights")
 	require.Equal(t, "event", source)
 	for m, deadline := (*redis.Message)(nil), time.After(soon); m == nil || !strings.HasPrefix(m.Payload, "timers:{crew}:probe:"); {
 		select {
