@@ -273,28 +273,34 @@ func (t *taking) pull(stopping context.Context, free int) (taken int, err error)
 		case stopping.Err() != nil:
 			return taken, nil
 		case errors.Is(err, jetstream.ErrNoHeartbeat):
-			if err := t.exists(stopping); err != nil {
+			if err := t.exists(stopping, err); err != nil {
 				return taken, err
 			}
 		case errors.Is(err, jetstream.ErrConnectionClosed):
 			return taken, fail(nats.ErrConnectionClosed, wire.Unavailable, "durable %s: the NATS connection is closed", t.name)
 		default:
-			return taken, fail(err, wire.Unavailable, "durable %s: %v", t.name, err)
+			// The library takes a message with the header Status and no body for
+			// the server's word, so who forges one could end this.
+			return taken, t.exists(stopping, err)
 		}
 	}
 	return taken, nil
 }
 
-// exists says whether waiting makes sense, after a silence of the server.
-func (t *taking) exists(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, pullPulse)
+// exists says whether going on makes sense after err, and waits a moment if so.
+func (t *taking) exists(stopping context.Context, why error) error {
+	ctx, cancel := context.WithTimeout(stopping, pullPulse)
 	defer cancel()
 	_, err := t.durable.Info(ctx)
 	if errors.Is(err, jetstream.ErrConsumerNotFound) || errors.Is(err, jetstream.ErrStreamNotFound) {
 		return fail(err, wire.Unavailable, "durable %s: %v", t.name, err)
 	}
-	if err != nil && ctx.Err() == nil {
-		t.onError(fmt.Errorf("durable %s: nothing comes: %w", t.name, err))
+	if stopping.Err() == nil {
+		t.onError(fmt.Errorf("durable %s: asking again: %w", t.name, why))
+	}
+	select {
+	case <-time.After(time.Second):
+	case <-stopping.Done():
 	}
 	return nil
 }

@@ -42,7 +42,7 @@ func firedMsg(topic, id string) *nats.Msg {
 	m.Data = []byte("\x00\xff")
 	m.Header = nats.Header{
 		"Timer-Topic": {topic}, "Timer-Id": {id}, "Timer-Rev": {"3"}, "Timer-Due": {"2030-01-02T03:04:05.678Z"},
-		"Timer-Fired": {"2030-01-02T03:04:05.679Z"}, "Timer-Attempt": {"1"}, "Timer-Source": {"event"}, "Nats-Msg-Id": {"m" + id}, "X": {"1", "2"},
+		"Timer-Fired": {"2030-01-02T03:04:05.679Z"}, "Timer-Attempt": {"1"}, "Timer-Source": {"event"}, "Nats-Msg-Id": {topic + "-" + id}, "X": {"1", "2"},
 	}
 	return m
 }
@@ -80,7 +80,7 @@ func TestHandle(t *testing.T) {
 	publish(t, nc, &nats.Msg{Subject: "timers.fired.billing", Data: []byte("forged")}, firedMsg("orders.close", "42"))
 	for name, events := range map[string]chan client.Fired{"all": all, "below": below, "grouped": grouped} {
 		f := next(t, events, name)
-		if f.Topic != "orders.close" || f.ID != "42" || f.Rev != 3 || f.Attempt != 1 || f.Source != "event" || f.MsgID != "m42" ||
+		if f.Topic != "orders.close" || f.ID != "42" || f.Rev != 3 || f.Attempt != 1 || f.Source != "event" || f.MsgID != "orders.close-42" ||
 			string(f.Payload) != "\x00\xff" || len(f.Header) != 1 || len(f.Header.Values("X")) != 2 || f.Fired.Sub(f.Due) != time.Millisecond {
 			t.Errorf("%s: got %+v", name, f)
 		}
@@ -121,7 +121,7 @@ func TestHandleDead(t *testing.T) {
 	m.Header.Set("Timer-Omitted", "payload")
 	publish(t, nc, m)
 	d := next(t, dead, "the announcement")
-	if d.Topic != "orders.close" || d.ID != "42" || d.Rev != 3 || d.Attempts != 7 || d.Reason != "too large" || d.Omitted != "payload" || d.MsgID != "m42" {
+	if d.Topic != "orders.close" || d.ID != "42" || d.Rev != 3 || d.Attempts != 7 || d.Reason != "too large" || d.Omitted != "payload" || d.MsgID != "orders.close-42" {
 		t.Errorf("got %+v", d)
 	}
 }
