@@ -374,7 +374,7 @@ func TestList(t *testing.T) {
 	responder(t, nc, "timers.list", func(*nats.Msg) *nats.Msg { return &nats.Msg{Data: []byte(`{"timers":[],"cursor":""}`)} })
 
 	r := lapse(t, e, "", "list", "orders")
-	r.ok(t, "DUE ", "firing (2 tried)", "emoji ⏰  22", `"c\u202e"`)
+	r.ok(t, "DUE ", "firing (2 tried)", "emoji ⏰    22", `"c\u202e"`)
 	if lines := strings.Count(r.out, "\n"); lines != 4 {
 		t.Errorf("%d lines:\n%s", lines, r.out)
 	}

@@ -74,4 +74,3 @@ func ExampleClient_List() {
 		fmt.Println(timer.Due, timer.Topic, timer.ID, timer.State)
 	}
 }
-

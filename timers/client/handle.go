@@ -116,6 +116,8 @@ func (w *crew) take(m *nats.Msg, read func(nats.Header, []byte) (event, error)) 
 	select {
 	case w.slots <- struct{}{}:
 	case <-w.ctx.Done():
+	}
+	if w.ctx.Err() != nil {
 		return // stopped, and the grace is over
 	}
 	w.wg.Add(1)

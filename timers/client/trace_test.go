@@ -33,7 +33,10 @@ func TestTraceContinues(t *testing.T) {
 	if _, err := c.Handle(t.Context(), topic, func(ctx context.Context, _ client.Fired) { live <- trace.SpanContextFromContext(ctx) }); err != nil {
 		t.Fatal(err)
 	}
-	consume(t, c, topic, func(ctx context.Context, _ client.Fired) error { stored <- trace.SpanContextFromContext(ctx); return nil })
+	consume(t, c, topic, func(ctx context.Context, _ client.Fired) error {
+		stored <- trace.SpanContextFromContext(ctx)
+		return nil
+	})
 	ctx, span := traced(t, t.Context())
 	if _, err := c.Set(ctx, topic, nil, client.In(0)); err != nil {
 		t.Fatal(err)
