@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"sync"
@@ -12,6 +14,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/nats-io/nats-server/v2/server"
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 
@@ -411,6 +414,58 @@ func TestConsumeEndsWithItsDurable(t *testing.T) {
 	}
 	if err := ended(t, r); !errors.Is(err, jetstream.ErrConsumerDeleted) && !errors.Is(err, jetstream.ErrConsumerNotFound) {
 		t.Errorf("got %v", err)
+	}
+}
+
+// TestConsumeWithTheRightsOfTheReadme: what the README lists is enough.
+func TestConsumeWithTheRightsOfTheReadme(t *testing.T) {
+	t.Parallel()
+	page, err := os.ReadFile(filepath.Join("..", "..", "README.md"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	rights := regexp.MustCompile(`"(\$JS\.[^"]+)"`).FindAllStringSubmatch(string(page), -1)
+	var publishes []string
+	for _, r := range rights {
+		if r[1] == "$JS.API.STREAM.LIST" || strings.Contains(r[1], "billing") {
+			publishes = append(publishes, r[1])
+		}
+	}
+	srv := timerstest.NATS(t, func(o *server.Options) {
+		o.Users = []*server.User{
+			{Username: "lapse", Password: "x"},
+			{Username: "orders", Password: "x", Permissions: &server.Permissions{
+				Publish:   &server.SubjectPermission{Allow: publishes},
+				Subscribe: &server.SubjectPermission{Allow: []string{"_INBOX.>", "timers.fired.orders.>"}},
+			}},
+		}
+	})
+	admin := srv.Connect(t, nats.UserInfo("lapse", "x"))
+	js, err := jetstream.New(admin)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := js.CreateStream(t.Context(), jetstream.StreamConfig{Name: "TIMERS", Subjects: []string{"timers.fired.>"}}); err != nil {
+		t.Fatal(err)
+	}
+	refused := make(chan error, 8)
+	nc := srv.Connect(t, nats.UserInfo("orders", "x"), nats.ErrorHandler(func(_ *nats.Conn, _ *nats.Subscription, err error) { refused <- err }))
+	done := make(chan struct{})
+	r, err := newClient(t, nc).Consume(t.Context(), "orders.>", "billing", func(_ context.Context, f client.Fired) error {
+		if f.Deliveries == 1 {
+			return errors.New("again")
+		}
+		close(done)
+		return nil
+	}, client.Backoff(time.Millisecond, time.Millisecond), quiet())
+	if err != nil {
+		t.Fatal(err)
+	}
+	publish(t, admin, firedMsg("orders.close", "a"))
+	next(t, done, "the second delivery")
+	r.Stop()
+	if err := ended(t, r); err != nil || len(refused) != 0 {
+		t.Errorf("%v, and %d refusals", err, len(refused))
 	}
 }
 
