@@ -47,6 +47,7 @@ var only = map[string][]string{
 	"github.com/prometheus":                {"timers/metrics"},
 	"github.com/schollz/progressbar/v3":    {"timers/bench"},
 	"github.com/stretchr/testify":          {"timers/timerstest"},
+	"go.opentelemetry.io/otel":             {"timers/client"},
 }
 
 func TestImportArrows(t *testing.T) {

@@ -39,8 +39,8 @@ type mark struct {
 // message ids that it still holds.
 const purgeable = 30 * time.Second
 
-func (r *recorder) subscribe(c *client.Client) error {
-	_, err := c.Subscribe("", func(f client.Fired) {
+func (r *recorder) subscribe(ctx context.Context, c *client.Client) error {
+	_, err := c.Handle(ctx, "", func(_ context.Context, f client.Fired) {
 		r.ledger.Arrived(Arrival{Fired: f, At: f.Received})
 	})
 	return err

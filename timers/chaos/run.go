@@ -130,10 +130,7 @@ func (r *rig) start() {
 	}
 	r.recorder = &recorder{nc: nc, js: js, stream: streamName, ledger: r.ledger}
 	live := r.connect()
-	if err := r.recorder.subscribe(r.client(live)); err != nil {
-		t.Fatal(err)
-	}
-	if err := live.Flush(); err != nil {
+	if err := r.recorder.subscribe(t.Context(), r.client(live)); err != nil {
 		t.Fatal(err)
 	}
 }

@@ -92,6 +92,7 @@ type link struct {
 	*client.Client
 	nc    *nats.Conn
 	where string // the server, without secrets
+	json  bool   // print JSON
 }
 
 // open connects. Unless the options say otherwise, a connection that breaks
@@ -142,7 +143,7 @@ func (c *connection) open(ctx context.Context, opts ...nats.Option) (*link, erro
 		nc.Close()
 		return nil, err
 	}
-	return &link{Client: lapse, nc: nc, where: where}, nil
+	return &link{Client: lapse, nc: nc, where: where, json: c.json}, nil
 }
 
 // dialer ends a dial with the command, which nats.go on its own does not.

@@ -119,7 +119,7 @@ func (s *script) play(ctx context.Context, url string) error {
 	}
 	// Room for each life twice: beyond that the demo has failed anyway.
 	events := make(chan client.Fired, 64)
-	if _, err := lapse.Subscribe("demo.>", func(f client.Fired) {
+	if _, err := lapse.Handle(ctx, "demo.>", func(_ context.Context, f client.Fired) {
 		select {
 		case events <- f:
 		default:

@@ -24,31 +24,22 @@ func (a *app) getCmd() *cobra.Command {
 
 On a terminal: a few lines about the timer, its headers, its payload. Into a
 file or a pipe, or with --raw: the payload alone, byte for byte.`,
+		PreRunE: func(cmd *cobra.Command, _ []string) error {
+			if n := given(cmd, "raw", "json"); len(n) > 1 {
+				return usage("got %s; want one of them", listed(n))
+			}
+			return nil
+		},
 	}
-	conn := a.connectionFlags(cmd)
-	conn.completes(cmd, true)
 	cmd.Flags().BoolVar(&raw, "raw", false, "print the payload alone, byte for byte")
-	timer := timerArgs(cmd, "get")
-	cmd.RunE = func(cmd *cobra.Command, args []string) error {
-		topic, id, err := timer(args)
-		if err != nil {
-			return err
-		}
-		if raw && conn.json {
-			return usage("got --raw and --json; want one of them")
-		}
-		lapse, err := conn.open(cmd.Context())
-		if err != nil {
-			return err
-		}
-		defer lapse.nc.Close()
+	return a.aboutTimer(cmd, func(cmd *cobra.Command, lapse *link, topic, id string) error {
 		t, err := lapse.Get(cmd.Context(), topic, id)
 		if err != nil {
-			return hint(err, topic)
+			return err
 		}
 		out := cmd.OutOrStdout()
 		switch {
-		case conn.json:
+		case lapse.json:
 			return printJSON(out, timerToJSON(t))
 		case raw || !isTerminal(out):
 			_, err := out.Write(t.Payload)
@@ -56,8 +47,7 @@ file or a pipe, or with --raw: the payload alone, byte for byte.`,
 		}
 		describe(out, t, time.Now())
 		return nil
-	}
-	return cmd
+	})
 }
 
 // timerJSON is what get --json prints.

@@ -35,34 +35,34 @@ func (a *app) listCmd() *cobra.Command {
 		}
 		defer lapse.nc.Close()
 
-		// Page by page, so that a million timers need the room of a page.
+		// So many rows at a time, so that a million timers need the room of a few.
 		var table columns
-		out, left, cursor, seen := cmd.OutOrStdout(), limit, "", 0
-		for {
-			page, err := lapse.ListPage(cmd.Context(), topic, pageSize(left), cursor)
+		var rows []client.ListItem
+		out, seen := cmd.OutOrStdout(), 0
+		flush := func() {
+			if len(rows) > 0 {
+				table.print(out, itemRows(rows, seen == len(rows), time.Now()))
+				rows = rows[:0]
+			}
+		}
+		for t, err := range lapse.List(cmd.Context(), topic) {
 			if err != nil {
+				flush()
 				return err
 			}
-			timers := page.Timers
-			if limit > 0 && len(timers) > left {
-				timers = timers[:left]
-			}
-			left -= len(timers)
+			seen++
 			if conn.json {
-				for _, t := range timers {
-					if err := printJSON(out, itemToJSON(t)); err != nil {
-						return err
-					}
+				if err := printJSON(out, itemToJSON(t)); err != nil {
+					return err
 				}
-			} else if len(timers) > 0 {
-				table.print(out, itemRows(timers, seen == 0, time.Now()))
+			} else if rows = append(rows, t); len(rows) == client.MaxPage {
+				flush()
 			}
-			seen += len(timers)
-			if page.Cursor == "" || (limit > 0 && left == 0) {
+			if seen == limit {
 				break
 			}
-			cursor = page.Cursor
 		}
+		flush()
 		if seen == 0 && !conn.json {
 			below := ""
 			if len(args) > 0 {
@@ -73,14 +73,6 @@ func (a *app) listCmd() *cobra.Command {
 		return nil
 	}
 	return cmd
-}
-
-// pageSize asks for no more than is wanted; left is 0 or less when all are.
-func pageSize(left int) int {
-	if left > 0 && left < client.MaxPage {
-		return left
-	}
-	return client.MaxPage
 }
 
 func itemToJSON(t client.ListItem) wire.ListItem {

@@ -1,8 +1,8 @@
 package cli
 
 import (
+	"cmp"
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"time"
@@ -59,25 +59,17 @@ func (c *connection) watch(cmd *cobra.Command, topic, queue string, count int) e
 	}
 	defer lapse.nc.Close()
 
-	events := make(chan client.Fired, 64)
-	sub, err := lapse.Subscribe(topic, func(f client.Fired) {
+	events := make(chan client.Fired)
+	_, err = lapse.Handle(ctx, topic, func(_ context.Context, f client.Fired) {
 		select {
 		case events <- f:
 		case <-ctx.Done():
 		}
-	}, client.Queue(queue), client.OnForeign(func(m *nats.Msg, err error) {
-		note("skipped a message on %s that is no fired timer: %v", m.Subject, err)
-	}))
+	}, client.Queue(queue), client.OnError(func(err error) { note("%v", err) }))
 	if err != nil {
-		return err
+		return fmt.Errorf("%w (%s)", err, lapse.where)
 	}
-	if err := lapse.nc.FlushTimeout(c.timeout); err != nil {
-		return fmt.Errorf("subscribe on %s: %w", lapse.where, err)
-	}
-	if err := lapse.nc.LastError(); errors.Is(err, nats.ErrPermissionViolation) {
-		return fmt.Errorf("%w; ask for the permission to subscribe to %s", err, sub.Subject)
-	}
-	cmd.PrintErrf("watching %s on %s; Ctrl-C ends\n", sub.Subject, lapse.where)
+	cmd.PrintErrf("watching %s on %s; Ctrl-C ends\n", wire.Prefix(c.chosenPrefix()).Fired(cmp.Or(topic, ">")), lapse.where)
 	for n := 0; count == 0 || n < count; {
 		select {
 		case f := <-events:

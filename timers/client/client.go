@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/nats-io/nats.go"
+	"go.opentelemetry.io/otel/propagation"
 
 	"github.com/lapse-timers/lapse/timers/wire"
 )
@@ -22,6 +23,8 @@ type Client struct {
 	nc      *nats.Conn
 	prefix  wire.Prefix
 	timeout time.Duration
+
+	propagator propagation.TextMapPropagator
 }
 
 // Option adjusts a [Client].
@@ -57,7 +60,7 @@ func New(nc *nats.Conn, opts ...Option) (*Client, error) {
 	if nc == nil {
 		return nil, errors.New("lapse client: no NATS connection was given")
 	}
-	c := &Client{nc: nc, prefix: wire.DefaultPrefix, timeout: DefaultTimeout}
+	c := &Client{nc: nc, prefix: wire.DefaultPrefix, timeout: DefaultTimeout, propagator: propagation.TraceContext{}}
 	for _, opt := range opts {
 		if err := opt(c); err != nil {
 			return nil, fmt.Errorf("lapse client: %w", err)

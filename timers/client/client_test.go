@@ -313,8 +313,8 @@ func TestNoAnswer(t *testing.T) {
 	if _, err = c.Get(t.Context(), "t", "a"); !errors.Is(err, client.ErrUnavailable) || !errors.Is(err, context.DeadlineExceeded) {
 		t.Errorf("get: %v", err)
 	}
-	// Each was sent once.
-	for _, want := range []string{"timers.set.t", "timers.cancel.t", "timers.retry.t", "timers.get.t"} {
+	// Each was sent once, but for the get, which may be repeated.
+	for _, want := range []string{"timers.set.t", "timers.cancel.t", "timers.retry.t", "timers.get.t", "timers.get.t"} {
 		if m := <-asked; m.Subject != want {
 			t.Errorf("asked %s, want %s", m.Subject, want)
 		}
@@ -462,60 +462,6 @@ func TestListEndsWithAnError(t *testing.T) {
 	}
 	if len(errs) != 1 || !errors.Is(errs[0], client.ErrUnavailable) {
 		t.Errorf("a cursor that does not move: %v", errs)
-	}
-}
-
-func TestSubscribe(t *testing.T) {
-	nc := timerstest.NATS(t).Connect(t)
-	c := newClient(t, nc)
-	all, below, foreign := make(chan client.Fired, 8), make(chan client.Fired, 8), make(chan *nats.Msg, 8)
-	for topic, events := range map[string]chan client.Fired{"": all, "orders.>": below} {
-		if _, err := c.Subscribe(topic, func(f client.Fired) { events <- f },
-			client.OnForeign(func(m *nats.Msg, _ error) { foreign <- m })); err != nil {
-			t.Fatal(err)
-		}
-	}
-	grouped := make(chan client.Fired, 8)
-	for range 2 {
-		if _, err := c.Subscribe("orders.close", func(f client.Fired) { grouped <- f }, client.Queue("g")); err != nil {
-			t.Fatal(err)
-		}
-	}
-	fired := nats.NewMsg("timers.fired.orders.close")
-	fired.Data = []byte("\x00\xff")
-	fired.Header = nats.Header{
-		"Timer-Topic": {"orders.close"}, "Timer-Id": {"42"}, "Timer-Rev": {"3"}, "Timer-Due": {"2030-01-02T03:04:05.678Z"},
-		"Timer-Fired": {"2030-01-02T03:04:05.679Z"}, "Timer-Attempt": {"1"}, "Timer-Source": {"event"}, "Nats-Msg-Id": {"m"}, "X": {"1", "2"},
-	}
-	for _, m := range []*nats.Msg{{Subject: "timers.fired.billing", Data: []byte("forged")}, fired} {
-		if err := nc.PublishMsg(m); err != nil {
-			t.Fatal(err)
-		}
-	}
-	for name, events := range map[string]chan client.Fired{"all": all, "below": below, "grouped": grouped} {
-		f := <-events
-		if f.Topic != "orders.close" || f.ID != "42" || f.Rev != 3 || f.Attempt != 1 || f.Source != "event" || f.MsgID != "m" ||
-			string(f.Payload) != "\x00\xff" || len(f.Header) != 1 || len(f.Header.Values("X")) != 2 || f.Fired.Sub(f.Due) != time.Millisecond {
-			t.Errorf("%s: got %+v", name, f)
-		}
-		if f.Lag() != f.Received.Sub(f.Due) || time.Since(f.Received) > time.Minute {
-			t.Errorf("%s: received %v, lag %v", name, f.Received, f.Lag())
-		}
-	}
-	if m := <-foreign; string(m.Data) != "forged" {
-		t.Errorf("foreign: %q", m.Data)
-	}
-	if err := nc.Flush(); err != nil {
-		t.Fatal(err)
-	}
-	if n := len(all) + len(below) + len(grouped) + len(foreign); n != 0 {
-		t.Errorf("%d events too many", n)
-	}
-	if _, err := c.Subscribe("a b", func(client.Fired) {}); !errors.Is(err, client.ErrInvalidTopic) {
-		t.Errorf("white space: %v", err)
-	}
-	if _, err := c.Subscribe("t", nil); err == nil {
-		t.Error("a subscription without a handler was made")
 	}
 }
 

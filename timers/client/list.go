@@ -15,6 +15,9 @@ import (
 // MaxPage is the most timers that one page of a listing holds.
 const MaxPage = wire.MaxListLimit
 
+// firstPage is short, for loops that end early.
+const firstPage = wire.DefaultListLimit
+
 // ListItem is one timer of a listing.
 type ListItem struct {
 	Topic    string
@@ -33,21 +36,26 @@ type Page struct {
 
 // List yields the timers of the topic and of all topics below it, or all
 // timers when the topic is empty, soonest first. It asks page by page, each
-// under ctx or, when that has no deadline, under the client's timeout. An
-// error is the last thing it yields.
+// under ctx or, when that has no deadline, under the client's timeout; the
+// first page is a short one. It ends with ctx. An error, that of ctx among
+// them, is the last thing it yields.
 //
 // A listing is no snapshot: a timer that is replaced while it runs may be seen
 // twice, with different revs, or not at all.
 func (c *Client) List(ctx context.Context, topic string) iter.Seq2[ListItem, error] {
 	return func(yield func(ListItem, error) bool) {
-		cursor := ""
+		cursor, limit := "", firstPage
 		for {
-			page, err := c.ListPage(ctx, topic, MaxPage, cursor)
+			page, err := c.ListPage(ctx, topic, limit, cursor)
 			if err != nil {
 				yield(ListItem{}, err)
 				return
 			}
 			for _, item := range page.Timers {
+				if err := ctx.Err(); err != nil {
+					yield(ListItem{}, fail(err, wire.Unavailable, "list: %v", err))
+					return
+				}
 				if !yield(item, nil) {
 					return
 				}
@@ -55,7 +63,7 @@ func (c *Client) List(ctx context.Context, topic string) iter.Seq2[ListItem, err
 			if page.Cursor == "" {
 				return
 			}
-			cursor = page.Cursor
+			cursor, limit = page.Cursor, MaxPage
 		}
 	}
 }
@@ -75,7 +83,7 @@ func (c *Client) ListPage(ctx context.Context, topic string, limit int, cursor s
 	}
 	m := nats.NewMsg(c.prefix.List(topic))
 	m.Data = body
-	reply, err := c.request(ctx, m, false)
+	reply, err := c.read(ctx, m)
 	if err != nil {
 		return Page{}, fmt.Errorf("list: %w", err)
 	}
@@ -117,7 +125,7 @@ type Status = wire.StatusReply
 // Status asks one instance how the service is.
 func (c *Client) Status(ctx context.Context) (Status, error) {
 	m := nats.NewMsg(c.prefix.Status())
-	reply, err := c.request(ctx, m, false)
+	reply, err := c.read(ctx, m)
 	if err != nil {
 		return Status{}, fmt.Errorf("status: %w", err)
 	}

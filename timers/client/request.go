@@ -5,25 +5,82 @@ import (
 	"errors"
 	"fmt"
 	"strings"
+	"time"
 
 	"github.com/nats-io/nats.go"
 
 	"github.com/lapse-timers/lapse/timers/wire"
 )
 
-// request sends m once and returns the reply, or the error it holds. For a
-// write, what ends the wait after the message was sent is unconfirmed.
+// How often a read is asked for at most, and what lies between two questions
+// that nobody heard. An instance that takes over needs no more.
+const (
+	silentTries = 2
+	unheard     = 3
+	unheardWait = 100 * time.Millisecond // then twice as long
+)
+
+// write sends a request that changes something. It is sent once: what ends the
+// wait after that leaves its outcome unconfirmed.
+func (c *Client) write(ctx context.Context, m *nats.Msg) (*nats.Msg, error) {
+	ctx, cancel := c.bounded(ctx)
+	defer cancel()
+	return c.request(ctx, m, true)
+}
+
+// read sends a request that changes nothing, again when nobody heard it
+// (three times in all), or when no answer came in half of the time that there
+// is (twice).
+func (c *Client) read(ctx context.Context, m *nats.Msg) (*nats.Msg, error) {
+	ctx, cancel := c.bounded(ctx)
+	defer cancel()
+	silent, nobody, wait := 1, 1, unheardWait
+	for {
+		reply, err := c.readOnce(ctx, m, silent < silentTries)
+		switch {
+		case err == nil, ctx.Err() != nil:
+			return reply, err
+		case errors.Is(err, nats.ErrNoResponders) && nobody < unheard:
+			nobody++
+			select {
+			case <-time.After(wait):
+			case <-ctx.Done():
+				return nil, err
+			}
+			wait *= 2
+		case errors.Is(err, context.DeadlineExceeded) && silent < silentTries:
+			silent++
+		default:
+			return nil, err
+		}
+	}
+}
+
+// readOnce waits for half of what ctx has left when it may be asked again.
+func (c *Client) readOnce(ctx context.Context, m *nats.Msg, again bool) (*nats.Msg, error) {
+	if deadline, _ := ctx.Deadline(); again {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(ctx, time.Until(deadline)/2)
+		defer cancel()
+	}
+	return c.request(ctx, m, false)
+}
+
+// bounded is ctx with a deadline.
+func (c *Client) bounded(ctx context.Context) (context.Context, context.CancelFunc) {
+	if _, ok := ctx.Deadline(); ok {
+		return ctx, func() {}
+	}
+	return context.WithTimeout(ctx, c.timeout)
+}
+
+// request sends m once and returns the reply, or the error it holds.
 //
 // Outcomes of err, by its word: Unavailable: not sent, or sent as a read, or
 // nobody there; Unconfirmed: a write was sent and no answer came; TooLarge,
 // InvalidTopic, InvalidHeader: NATS refused to carry it; any other: what
 // Lapse answered.
 func (c *Client) request(ctx context.Context, m *nats.Msg, write bool) (*nats.Msg, error) {
-	if _, ok := ctx.Deadline(); !ok {
-		var cancel context.CancelFunc
-		ctx, cancel = context.WithTimeout(ctx, c.timeout)
-		defer cancel()
-	}
 	if err := c.connected(ctx); err != nil {
 		return nil, err
 	}

@@ -102,7 +102,8 @@ func Header(name string, values ...string) SetOption {
 
 // Set schedules a timer of the topic that delivers payload. When it returns
 // nil, the timer is stored and will be delivered at or after Result.Due, at
-// least once. Errors match the sentinels of this package; it is never sent
+// least once. The trace of ctx goes with it and continues in the handlers of
+// [Client.Handle] and [Client.Consume]. Errors match the sentinels of this package; it is never sent
 // twice.
 func (c *Client) Set(ctx context.Context, topic string, payload []byte, when When, opts ...SetOption) (Result, error) {
 	if err := checkTopic(topic); err != nil {
@@ -119,8 +120,11 @@ func (c *Client) Set(ctx context.Context, topic string, payload []byte, when Whe
 			return Result{}, err
 		}
 	}
+	if err := c.inject(ctx, m.Header); err != nil {
+		return Result{}, err
+	}
 	id := m.Header.Get(wire.HeaderID)
-	reply, err := c.request(ctx, m, true)
+	reply, err := c.write(ctx, m)
 	if err != nil {
 		return Result{}, fmt.Errorf("set %s: %w", wire.Cut(topic), err)
 	}
@@ -142,7 +146,7 @@ func (c *Client) Cancel(ctx context.Context, topic, id string) (rev int64, err e
 	}
 	m := nats.NewMsg(c.prefix.Cancel(topic))
 	m.Data = []byte(id)
-	reply, err := c.request(ctx, m, true)
+	reply, err := c.write(ctx, m)
 	if err != nil {
 		return 0, fmt.Errorf("cancel %s: %w", wire.Cut(topic), err)
 	}
@@ -171,7 +175,7 @@ func (c *Client) Retry(ctx context.Context, topic, id string) (Retried, error) {
 	}
 	m := nats.NewMsg(c.prefix.Retry(topic))
 	m.Data = []byte(id)
-	reply, err := c.request(ctx, m, true)
+	reply, err := c.write(ctx, m)
 	if err != nil {
 		return Retried{}, fmt.Errorf("retry %s: %w", wire.Cut(topic), err)
 	}
@@ -191,7 +195,7 @@ func (c *Client) Get(ctx context.Context, topic, id string) (Timer, error) {
 	}
 	m := nats.NewMsg(c.prefix.Get(topic))
 	m.Data = []byte(id)
-	reply, err := c.request(ctx, m, false)
+	reply, err := c.read(ctx, m)
 	if err != nil {
 		return Timer{}, fmt.Errorf("get %s: %w", wire.Cut(topic), err)
 	}

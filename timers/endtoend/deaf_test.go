@@ -1,13 +1,13 @@
 package endtoend
 
 import (
+	"context"
 	"fmt"
 	"os/exec"
 	"strings"
 	"testing"
 	"time"
 
-	"github.com/nats-io/nats.go"
 	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
@@ -22,13 +22,12 @@ const (
 )
 
 // sourceOf sets a timer and says which path fired it, and how late.
-func sourceOf(t *testing.T, c *client.Client, nc *nats.Conn, id string) (source string, lag time.Duration) {
+func sourceOf(t *testing.T, c *client.Client, id string) (source string, lag time.Duration) {
 	t.Helper()
 	fired := make(chan client.Fired, 1)
-	sub, err := c.Subscribe("probe."+id, func(f client.Fired) { fired <- f })
+	live, err := c.Handle(t.Context(), "probe."+id, func(_ context.Context, f client.Fired) { fired <- f })
 	require.NoError(t, err)
-	defer sub.Unsubscribe() //nolint:errcheck // the connection goes with the test
-	require.NoError(t, nc.Flush())
+	defer live.Stop()
 	_, err = c.Set(t.Context(), "probe."+id, nil, client.In(100*time.Millisecond), client.ID(id))
 	require.NoError(t, err)
 	select {
@@ -111,7 +110,7 @@ func TestReasonsForDeafness(t *testing.T) {
 			timerstest.Eventually(t, soon, "the log says so", func() bool { return strings.Contains(l.Log(), cannotHear) })
 			saysSo(t, l, c, ns.URL(), wire.HealthDegraded, tc.words...)
 			for i := range 5 {
-				source, lag := sourceOf(t, c, nc, fmt.Sprint("deaf", i))
+				source, lag := sourceOf(t, c, fmt.Sprint("deaf", i))
 				require.Equal(t, "sweep", source)
 				require.Less(t, lag, 5*time.Second)
 			}
@@ -122,7 +121,7 @@ func TestReasonsForDeafness(t *testing.T) {
 			}
 			tc.mend(t, rdb)
 			readyz(t, l, 200, "subscription", wire.HealthOK)
-			source, _ := sourceOf(t, c, nc, "heard")
+			source, _ := sourceOf(t, c, "heard")
 			require.Equal(t, "event", source)
 			require.Equal(t, 1, strings.Count(l.Log(), cannotHear)) // and one line for the recovery
 			require.Equal(t, 1, strings.Count(l.Log(), hearsAgain)+strings.Count(l.Log(), `"msg":"hearing expired events"`))
@@ -147,7 +146,7 @@ func TestFlagsThatAreRightAndNotToBeSetOrSeen(t *testing.T) {
 			l := timerstest.LapseOn(t, "redis://lapse:secret@"+rs.Addr(), ns.URL())
 			c := newClient(t, nc)
 			saysSo(t, l, c, ns.URL(), wire.HealthOK, tc.note)
-			source, _ := sourceOf(t, c, nc, "heard")
+			source, _ := sourceOf(t, c, "heard")
 			require.Equal(t, "event", source)
 			require.NotContains(t, l.Log(), `"level":"WARN"`)
 			nothingLeft(t, rdb)
@@ -165,7 +164,7 @@ func TestSubscriptionThatIsSilentlyDeaf(t *testing.T) {
 	rdb, nc := rs.Client(), ns.Connect(t)
 	c := newClient(t, nc)
 	readyz(t, l, 200, "subscription", wire.HealthOK)
-	source, _ := sourceOf(t, c, nc, "before")
+	source, _ := sourceOf(t, c, "before")
 	require.Equal(t, "event", source)
 
 	proxy.Swallow(true)
@@ -185,7 +184,7 @@ func TestSubscriptionThatIsSilentlyDeaf(t *testing.T) {
 	readyz(t, l, 200, "subscription", wire.HealthOK)
 	t.Logf("recovered after %v", time.Since(began).Round(time.Millisecond))
 	require.Equal(t, 1, strings.Count(l.Log(), hearsAgain))
-	source, _ = sourceOf(t, c, nc, "after")
+	source, _ = sourceOf(t, c, "after")
 	require.Equal(t, "event", source)
 	require.Equal(t, int64(1), rdb.PubSubNumSub(t.Context(), "__keyevent@0__:expired").Val()["__keyevent@0__:expired"])
 	nothingLeft(t, rdb)
@@ -209,7 +208,7 @@ func TestEventsComeAfterTheSubscriberWasKilled(t *testing.T) {
 	readyz(t, l, 200, "subscription", wire.HealthOK)
 	require.NoError(t, rdb.Do(t.Context(), "CLIENT", "KILL", "TYPE", "pubsub").Err())
 	timerstest.Eventually(t, soon, "it hears again", func() bool { return strings.Contains(l.Log(), hearsAgain) })
-	source, lag := sourceOf(t, c, nc, "after")
+	source, lag := sourceOf(t, c, "after")
 	require.Equal(t, "event", source)
 	require.Less(t, lag, time.Second)
 }

@@ -117,7 +117,7 @@ type receiver struct {
 func receive(t *testing.T, c *client.Client) *receiver {
 	t.Helper()
 	r := &receiver{news: make(chan struct{}, 1)}
-	_, err := c.Subscribe("", func(f client.Fired) {
+	_, err := c.Handle(t.Context(), "", func(_ context.Context, f client.Fired) {
 		r.mu.Lock()
 		r.got = append(r.got, f)
 		r.mu.Unlock()

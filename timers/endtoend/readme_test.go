@@ -1,10 +1,13 @@
 package endtoend
 
 import (
+	"bufio"
+	"context"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -72,7 +75,7 @@ func TestReadmeRedisUser(t *testing.T) {
 	expired := rdb.Subscribe(t.Context(), "__keyevent@0__:expired")
 	defer expired.Close()
 	readyz(t, l, 200, "subscription", wire.HealthOK)
-	source, _ := sourceOf(t, c, nc, "rights")
+	source, _ := sourceOf(t, c, "rights")
 	require.Equal(t, "event", source)
 	for m, deadline := (*redis.Message)(nil), time.After(soon); m == nil || !strings.HasPrefix(m.Payload, "timers:{crew}:probe:"); {
 		select {
@@ -88,15 +91,37 @@ func TestReadmeRedisUser(t *testing.T) {
 	nothingLeft(t, rdb)
 }
 
-// The program in the README compiles, and is as short as it says.
-func TestReadmeProgramCompiles(t *testing.T) {
-	_, rest, ok := strings.Cut(readme(t), "```go\n")
+// The program in the README is as short as it says, compiles, sets a timer and
+// handles it.
+func TestReadmeProgram(t *testing.T) {
+	t.Parallel()
+	_, rest, ok := strings.Cut(readme(t), "```go\npackage main\n")
 	require.True(t, ok)
 	program, _, ok := strings.Cut(rest, "```")
 	require.True(t, ok)
+	program = "package main\n" + program
 	require.LessOrEqual(t, strings.Count(program, "\n"), 15)
-	file := filepath.Join(t.TempDir(), "main.go")
-	require.NoError(t, os.WriteFile(file, []byte(program), 0o600))
-	out, err := exec.Command("go", "build", "-o", os.DevNull, file).CombinedOutput()
+	// Only the address is the test's own.
+	require.Contains(t, program, "nats.DefaultURL")
+	ns := timerstest.NATS(t)
+	dir := t.TempDir()
+	file, bin := filepath.Join(dir, "main.go"), filepath.Join(dir, "program")
+	require.NoError(t, os.WriteFile(file, []byte(strings.ReplaceAll(program, "nats.DefaultURL", strconv.Quote(ns.URL()))), 0o600))
+	out, err := exec.Command("go", "build", "-o", bin, file).CombinedOutput()
 	require.NoError(t, err, string(out))
+	timerstest.LapseOn(t, timerstest.Redis(t).URL(), ns.URL())
+
+	ctx, end := context.WithTimeout(t.Context(), soon)
+	defer end()
+	run := exec.CommandContext(ctx, bin)
+	printed, err := run.StdoutPipe()
+	require.NoError(t, err)
+	require.NoError(t, run.Start())
+	fired := false
+	for lines := bufio.NewScanner(printed); !fired && lines.Scan(); {
+		fired = strings.HasPrefix(lines.Text(), "fired: order-42 order 42 ")
+	}
+	require.True(t, fired, "it printed no fired timer")
+	end()
+	_ = run.Wait() // it was killed
 }
