@@ -36,8 +36,8 @@ func MissesRight(err error) bool {
 	return errors.As(err, &reply) && (replyIs(reply, "NOPERM") || missesRight(reply.Error()))
 }
 
-// Refused says whether err is an answer of Redis, and no lost connection.
-func Refused(err error) bool { return answered(err) && !errors.Is(err, redis.Nil) }
+// Answered says whether err is an error answer of Redis, and no lost connection.
+func Answered(err error) bool { return answered(err) && !errors.Is(err, redis.Nil) }
 
 // Strays is what a look at some records of a partition found. Each list holds
 // the first few, the numbers are of all that were looked at.

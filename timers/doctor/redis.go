@@ -49,12 +49,12 @@ func (e *exam) reachRedis(ctx context.Context) bool {
 	ask, cancel := context.WithTimeout(ctx, wait)
 	defer cancel()
 	err = rdb.Ping(ask).Err()
-	if err != nil && (!timers.Refused(err) || isRefusal(err, "WRONGPASS", "NOAUTH", "invalid password", "Client sent AUTH", "LOADING")) {
+	if err != nil && (!timers.Answered(err) || isRefusal(err, "WRONGPASS", "NOAUTH", "invalid password", "Client sent AUTH", "LOADING")) {
 		_ = rdb.Close() // it never worked
 		switch {
 		case isRefusal(err, "LOADING"):
 			return absent("Redis is loading its data", "until then no timer can be set or fired", "# wait; Lapse does so by itself")
-		case timers.Refused(err):
+		case timers.Answered(err):
 			return absent(err.Error(), "Lapse does not start with it", "LAPSE_REDIS_URL=redis://user:password@"+address(opt)+"/"+strconv.Itoa(opt.DB))
 		case e.d.Settings.RedisURL == settings.Embedded:
 			return absent(e.d.Absent, "without it no timer can be set or fired", "lapse serve")
@@ -108,7 +108,7 @@ func dialFailure(err error) string {
 // ERR before it.
 func isRefusal(err error, words ...string) bool {
 	msg := strings.TrimPrefix(err.Error(), "ERR ")
-	return timers.Refused(err) && slices.ContainsFunc(words, func(w string) bool { return strings.HasPrefix(msg, w) })
+	return timers.Answered(err) && slices.ContainsFunc(words, func(w string) bool { return strings.HasPrefix(msg, w) })
 }
 
 func (e *exam) readInfo(ctx context.Context) {

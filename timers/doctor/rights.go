@@ -44,7 +44,7 @@ func (e *exam) checkRights(ctx context.Context) {
 		case err == nil:
 		case timers.MissesRight(err):
 			refused[refusedOf(command, err)] = true
-		case !timers.Refused(err):
+		case !timers.Answered(err):
 			broken = err
 		}
 	}
