@@ -10,6 +10,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/lapse-timers/lapse/timers"
+	"github.com/lapse-timers/lapse/timers/settings"
 	"github.com/lapse-timers/lapse/timers/wire"
 )
 
@@ -102,9 +103,14 @@ func (e *exam) hidden(check, line string) {
 	e.unknown("redis", check, why, "# see to it that redis.conf, or the provider's parameter of that name, has this:", "redis.conf: "+line)
 }
 
-// configLines sets it at run time, and for good.
+// configLines sets it at run time, and for good. The embedded redis-server has
+// the shipped redis.conf at each start, whatever stands in its directory.
 func (e *exam) configLines(name, value string) string {
-	return lines(fmt.Sprintf("%s CONFIG SET %s %s", e.redis.cli, name, quoted(value)), "redis.conf: "+name+" "+value)
+	now := fmt.Sprintf("%s CONFIG SET %s %s", e.redis.cli, name, quoted(value))
+	if e.cfg.RedisURL == settings.Embedded {
+		return lines(now, "# or restart lapse serve: its redis-server starts with the shipped redis.conf")
+	}
+	return lines(now, "redis.conf: "+name+" "+value)
 }
 
 func (e *exam) configSet(name, value string) func(context.Context) error {
@@ -201,7 +207,7 @@ func (e *exam) checkPersistence() {
 	aof := r.info["aof_enabled"] == "1"
 	save, savesKnown := r.conf["save"]
 	f := wire.Finding{Check: "persistence", Part: "redis", Wanted: "appendonly yes, appendfsync everysec",
-		Remedy: lines(r.cli+" CONFIG SET appendonly yes", "redis.conf: appendonly yes")}
+		Remedy: e.configLines("appendonly", "yes")}
 	switch {
 	case aof && r.conf["appendfsync"] == "no":
 		f.Status, f.Found = wire.FindingWarn, "appendonly yes, appendfsync no"
@@ -225,7 +231,7 @@ func (e *exam) checkPersistence() {
 	where := filepath.Join(r.conf["dir"], r.conf["dbfilename"])
 	if r.info["rdb_last_bgsave_status"] == "err" {
 		f := wire.Finding{Check: "rdb-save", Part: "redis", Status: wire.FindingWarn, Found: "the last background save failed (" + where + ")", Wanted: "rdb_last_bgsave_status ok",
-			Why: "the snapshot is old, and nobody can be given a new one, such as a replica", Remedy: lines("# see Redis's log for why, make room or rights for "+where+", then:", r.cli+" BGSAVE")}
+			Why: "the snapshot is old, and nobody can be given a new one, such as a replica", Remedy: lines("# see Redis's log for why, make room or rights for "+where+", then:", r.cli+" BGSAVE SCHEDULE")}
 		if stops := r.conf["stop-writes-on-bgsave-error"]; stops != "no" && (save != "" || !savesKnown) {
 			f.Status, f.Why = wire.FindingFail, "with stop-writes-on-bgsave-error Redis refuses writes: no timer can be set or fired"
 			if aof {

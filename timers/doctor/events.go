@@ -33,8 +33,7 @@ func (e *exam) lookAtEvents(ctx context.Context) {
 		return
 	}
 	defer sub.Close() //nolint:errcheck // it only reads
-	switch {
-	case e.status("redis-role") == wire.FindingFail:
+	if e.status("redis-role") == wire.FindingFail {
 		e.unknown("events", "event-path", "a replica takes no writes; see redis-role")
 		return
 	}

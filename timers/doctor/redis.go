@@ -66,7 +66,11 @@ func (e *exam) reachRedis(ctx context.Context) bool {
 	if keys, err := timers.NewKeys(e.cfg.Prefix, e.cfg.Partitions); err == nil { // the settings were checked
 		e.redis.store = timers.NewStore(rdb, keys)
 	}
-	e.ok("redis", "redis-reachable", address(opt))
+	if e.cfg.RedisURL == settings.Embedded {
+		e.ok("redis", "redis-reachable", "the redis-server of a running lapse serve, "+address(opt))
+	} else {
+		e.ok("redis", "redis-reachable", address(opt))
+	}
 	return true
 }
 

@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/rand"
 	"encoding/hex"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -41,7 +42,7 @@ func (e *exam) checkRights(ctx context.Context) {
 	var broken error
 	note := func(command string, err error) {
 		switch {
-		case err == nil:
+		case err == nil, errors.Is(err, redis.Nil):
 		case timers.MissesRight(err):
 			refused[refusedOf(command, err)] = true
 		case !timers.Answered(err):
@@ -56,13 +57,10 @@ func (e *exam) checkRights(ctx context.Context) {
 	if e.cfg.MinReplicas > 0 {
 		note("wait", r.rdb.Do(ask, "WAIT", 0, 1).Err())
 	}
-	notices := refused["publish"]
+	notices := refused["publish"] || refused["channel"] // that of subscribe has a check of its own
+	remedy := lines(e.redis.cli+" ACL SETUSER "+quoted(r.user)+" "+e.allRights(refused["keys"], refused["channel"]), "# for good: the same line in redis.conf or the ACL file, or ACL SAVE")
 	delete(refused, "publish")
-	if refused["channel"] { // that of subscribe has a check of its own
-		notices = true
-		delete(refused, "channel")
-	}
-	remedy := lines(e.redis.cli+" ACL SETUSER "+quoted(r.user)+" "+e.allRights(), "# for good: the same line in redis.conf or the ACL file, or ACL SAVE")
+	delete(refused, "channel")
 	switch {
 	case len(refused) > 0:
 		var list []string
@@ -91,9 +89,16 @@ func refusedOf(command string, err error) string {
 	return command
 }
 
-// allRights are the words for ACL SETUSER. They only add.
-func (e *exam) allRights() string {
-	words := []string{quoted("~" + e.cfg.Prefix + ":*"), quoted("&" + e.redis.channel())}
+// allRights are the words for ACL SETUSER. They only add; the patterns only
+// where they are missing, since Redis refuses them to a user who has all.
+func (e *exam) allRights(keys, channel bool) string {
+	var words []string
+	if keys {
+		words = append(words, quoted("~"+e.cfg.Prefix+":*"))
+	}
+	if channel {
+		words = append(words, quoted("&"+e.redis.channel()))
+	}
 	for _, c := range rights {
 		words = append(words, "+"+c)
 	}
@@ -147,8 +152,8 @@ func (e *exam) tryRights(ctx context.Context, note func(command string, err erro
 	}
 }
 
-// subscribes says whether the channel of expired events may be heard, and gives
-// the confirmed subscription.
+// subscribe gives a confirmed subscription to expired events, or nil, and notes
+// which.
 func (e *exam) subscribe(ctx context.Context) *redis.PubSub {
 	r := &e.redis
 	ask, cancel := context.WithTimeout(ctx, wait)
@@ -163,9 +168,13 @@ func (e *exam) subscribe(ctx context.Context) *redis.PubSub {
 		e.ok("redis", "redis-channel", r.channel())
 		return sub
 	case timers.MissesRight(err):
+		words := "+subscribe"
+		if refusedOf("subscribe", err) == "channel" {
+			words += " " + quoted("&"+r.channel())
+		}
 		e.found(wire.Finding{Check: "redis-channel", Part: "redis", Found: fmt.Sprintf("user %s may not subscribe to %s", r.user, r.channel()), Wanted: "the right to that channel",
 			Why:    "no expired event is heard; due timers are claimed without, late by LAPSE_GRACE",
-			Remedy: lines(fmt.Sprintf("%s ACL SETUSER %s +subscribe %s", r.cli, quoted(r.user), quoted("&"+r.channel())), "# for good: the same words in redis.conf or the ACL file, or ACL SAVE")}, nil)
+			Remedy: lines(fmt.Sprintf("%s ACL SETUSER %s %s", r.cli, quoted(r.user), words), "# for good: the same words in redis.conf or the ACL file, or ACL SAVE")}, nil)
 	default:
 		e.unknown("redis", "redis-channel", "subscribing failed: "+err.Error())
 	}
