@@ -9,7 +9,8 @@ import (
 	"github.com/lapse-timers/lapse/timers/wire"
 )
 
-// How many keys a look for strays visits per partition, and how many it names.
+// How many keys a look for strays visits, over all partitions (at least one page
+// of each), and how many it names.
 const (
 	sample = 10_000
 	named  = 3
@@ -32,8 +33,13 @@ func (e *exam) lookAtData(ctx context.Context) {
 	if !e.checkRecord(record) {
 		return // what the rest finds would be of other keys
 	}
-	e.checkLate(ask)
-	e.checkDead(ask)
+	counts, err := store.Count(ask)
+	if err != nil {
+		e.unknown("data", "overdue", "what waits cannot be counted: "+err.Error())
+		return
+	}
+	e.checkLate(ask, counts)
+	e.checkDead(ask, counts)
 	e.checkStrays(ask)
 }
 
@@ -54,14 +60,8 @@ func (e *exam) checkRecord(record timers.Record) bool {
 	return version && partitions
 }
 
-func (e *exam) checkLate(ctx context.Context) {
-	store := e.redis.store
-	counts, err := store.Count(ctx)
-	if err != nil {
-		e.unknown("data", "overdue", "it cannot be counted: "+err.Error())
-		return
-	}
-	late, err := store.Late(ctx)
+func (e *exam) checkLate(ctx context.Context, counts timers.Counts) {
+	late, err := e.redis.store.Late(ctx)
 	if err != nil {
 		e.unknown("data", "overdue", "the head of the backup set cannot be read: "+err.Error())
 		return
@@ -92,12 +92,7 @@ func (e *exam) checkLate(ctx context.Context) {
 	}
 }
 
-func (e *exam) checkDead(ctx context.Context) {
-	counts, err := e.redis.store.Count(ctx)
-	if err != nil {
-		e.unknown("data", "dead", "they cannot be counted: "+err.Error())
-		return
-	}
+func (e *exam) checkDead(ctx context.Context, counts timers.Counts) {
 	if counts.Dead == 0 {
 		e.ok("data", "dead", "none")
 		return
@@ -113,7 +108,7 @@ func (e *exam) checkDead(ctx context.Context) {
 
 func (e *exam) checkStrays(ctx context.Context) {
 	r := &e.redis
-	s, all, err := r.store.Strays(ctx, sample, named)
+	s, all, err := r.store.Strays(ctx, sample/e.cfg.Partitions, named)
 	if err != nil {
 		e.unknown("data", "orphans", "the keys cannot be looked at: "+err.Error())
 		return

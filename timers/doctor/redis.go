@@ -55,21 +55,21 @@ func (e *exam) reachRedis(ctx context.Context) bool {
 		case isRefusal(err, "LOADING"):
 			return absent("Redis is loading its data", "until then no timer can be set or fired", "# wait; Lapse does so by itself")
 		case timers.Answered(err):
-			return absent(err.Error(), "Lapse does not start with it", "LAPSE_REDIS_URL=redis://user:password@"+address(opt)+"/"+strconv.Itoa(opt.DB))
+			return absent(err.Error(), "Lapse does not start with it", "LAPSE_REDIS_URL=redis://user:password@"+opt.Addr+"/"+strconv.Itoa(opt.DB))
 		case e.d.Settings.RedisURL == settings.Embedded:
 			return absent(e.d.Absent, "without it no timer can be set or fired", "lapse serve")
 		}
 		return absent(dialFailure(err), "without it no timer can be set or fired: Lapse waits for it",
-			"# start redis-server at "+address(opt)+", or name another one in LAPSE_REDIS_URL")
+			"# start redis-server at "+opt.Addr+", or name another one in LAPSE_REDIS_URL")
 	}
 	e.redis.rdb = rdb
 	if keys, err := timers.NewKeys(e.cfg.Prefix, e.cfg.Partitions); err == nil { // the settings were checked
 		e.redis.store = timers.NewStore(rdb, keys)
 	}
 	if e.cfg.RedisURL == settings.Embedded {
-		e.ok("redis", "redis-reachable", "the redis-server of a running lapse serve, "+address(opt))
+		e.ok("redis", "redis-reachable", "the redis-server of a running lapse serve, "+opt.Addr)
 	} else {
-		e.ok("redis", "redis-reachable", address(opt))
+		e.ok("redis", "redis-reachable", opt.Addr)
 	}
 	return true
 }
@@ -96,8 +96,6 @@ func redisCLI(opt *redis.Options) string {
 	}
 	return cmd
 }
-
-func address(opt *redis.Options) string { return opt.Addr }
 
 // dialFailure is the error without what go-redis puts around it.
 func dialFailure(err error) string {

@@ -176,7 +176,7 @@ func TestDoctorOnRedis(t *testing.T) {
 		{"rdb-save", wire.FindingFail, func(t *testing.T) string {
 			config(t, "save", "3600 1", "stop-writes-on-bgsave-error", "yes")
 			require.NoError(t, os.Mkdir(filepath.Join(dir, "dump.rdb"), 0o700)) // in the way of the file, also for root
-			require.NoError(t, rdb.Do(ctx, "BGSAVE", "SCHEDULE").Err()) // another child may be at work
+			require.NoError(t, rdb.Do(ctx, "BGSAVE", "SCHEDULE").Err())         // another child may be at work
 			timerstest.Eventually(t, soon, "the save fails", func() bool {
 				return strings.Contains(rdb.Info(ctx, "persistence").Val(), "rdb_last_bgsave_status:err")
 			})
@@ -233,6 +233,45 @@ func TestDoctorOnRedis(t *testing.T) {
 			}
 		}
 	})
+}
+
+// Redis hides its configuration, as managed ones do: that is no fault, and what
+// could not be looked at is named. Events come all the same.
+func TestDoctorWithoutConfig(t *testing.T) {
+	t.Parallel()
+	rs, ns := timerstest.RedisTCP(t), timerstest.NATS(t)
+	require.NoError(t, rs.Client().Do(t.Context(), "ACL", "SETUSER", "lapse", "on", ">pw", "~timers:*", "&*", "+@all", "-config", "-acl").Err())
+	r := doctor.Run(t.Context(), deployed("redis://lapse:pw@"+rs.Addr(), ns.URL()))
+	require.Zero(t, r.Fail, shown(r, wire.FindingFail))
+	for _, check := range []string{"notify-flags", "hz", "pubsub-buffer", "listpack-value"} {
+		f, ok := r.Find(check)
+		require.True(t, ok, check)
+		require.Equal(t, wire.FindingUnknown, f.Status, "%+v", f)
+		require.Contains(t, f.Why, "CONFIG GET was refused", "%+v", f)
+		require.Contains(t, f.Remedy, "redis.conf: ", "%+v", f)
+	}
+	for _, check := range []string{"event-path", "maxmemory-policy", "persistence", "redis-rights"} {
+		f, _ := r.Find(check)
+		require.Equal(t, wire.FindingOK, f.Status, "%+v", f)
+	}
+}
+
+// One server does not answer, or not this user: that is named, and the other is
+// looked at.
+func TestDoctorOnAServerThatIsAway(t *testing.T) {
+	t.Parallel()
+	rs, ns := timerstest.RedisTCP(t, "--requirepass", "right"), timerstest.NATS(t)
+	wrong := deployed("redis://:s3cret@"+rs.Addr(), ns.URL())
+	require.Contains(t, named(t, wrong, "redis-reachable", wire.FindingFail).Found, "WRONGPASS")
+	right := deployed("redis://:right@"+rs.Addr(), "nats://lapse:s3cret@"+freeAddr(t))
+	r := doctor.Run(t.Context(), right)
+	f, _ := r.Find("nats-reachable")
+	require.Equal(t, wire.FindingFail, f.Status)
+	f, _ = r.Find("event-path")
+	require.Equal(t, wire.FindingOK, f.Status, "%+v", f)
+	require.False(t, r.Blind())
+	require.NotContains(t, shown(r)+shown(doctor.Run(t.Context(), wrong)), "s3cret")
+	require.True(t, doctor.Run(t.Context(), deployed("redis://"+freeAddr(t), "nats://"+freeAddr(t))).Blind())
 }
 
 // Redis's clock is a minute off. No test may set a clock: that of another server
