@@ -91,13 +91,8 @@ func examine(ctx context.Context, fix bool) (wire.DoctorReport, error) {
 	redis.SetLogger(&logging.VoidLogger{}) // what it says is in the findings too
 	found, done := embedded.Find(cfg.DataDir, cfg.NATSListen)
 	defer done()
-	d := doctor.Deployment{Settings: cfg, RedisURL: cfg.RedisURL, NATS: service.ConnConfig{URL: cfg.NATSURL, Creds: cfg.NATSCreds}, Absent: found.Absent}
-	if cfg.RedisURL == settings.Embedded {
-		d.RedisURL = found.RedisURL
-	}
-	if cfg.NATSURL == settings.Embedded {
-		d.NATS.URL = found.NATSURL
-	}
+	d := doctor.Deployment{Settings: cfg, RedisURL: cfg.RedisURL, NATS: service.ConnConfig{URL: cfg.NATSURL, Creds: cfg.NATSCreds}}
+	d.Embedded(found.RedisURL, found.NATSURL, found.Absent)
 	if fix {
 		return doctor.Fix(ctx, d), nil
 	}

@@ -42,6 +42,18 @@ type Deployment struct {
 	Absent string
 }
 
+// Embedded puts the addresses of embedded servers where the settings ask for
+// such, and absent for when nobody is there.
+func (d *Deployment) Embedded(redisURL, natsURL, absent string) {
+	d.Absent = absent
+	if d.Settings.RedisURL == settings.Embedded {
+		d.RedisURL = redisURL
+	}
+	if d.Settings.NATSURL == settings.Embedded {
+		d.NATS.URL = natsURL
+	}
+}
+
 // wait bounds each question to a server, and look the whole of [Run].
 const (
 	wait = 3 * time.Second
