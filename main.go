@@ -40,6 +40,7 @@ import (
 	"github.com/lapse-timers/lapse/reconcile"
 	"github.com/lapse-timers/lapse/timers"
 	"github.com/lapse-timers/lapse/timers/cli"
+	"github.com/lapse-timers/lapse/timers/doctor"
 	"github.com/lapse-timers/lapse/timers/embedded"
 	"github.com/lapse-timers/lapse/timers/fault"
 	"github.com/lapse-timers/lapse/timers/lifecycle"
@@ -78,7 +79,24 @@ in ./lapse-data. The settings are environment variables: lapse help lists them.`
 			return runService(cmd.Context(), cfg, newLogger(cfg, os.Stderr), cmd.OutOrStdout())
 		},
 	}
-	return cli.Execute(ctx, cli.New(cli.Info{Version: buildVersion(), Serve: serve, Settings: settingsTable, RedisConf: redisConf}))
+	return cli.Execute(ctx, cli.New(cli.Info{Version: buildVersion(), Serve: serve, Doctor: examine, Settings: settingsTable, RedisConf: redisConf}))
+}
+
+// examine is lapse doctor: the servers that serve would use, from outside.
+func examine(ctx context.Context, fix bool) (wire.DoctorReport, error) {
+	cfg, err := readConfig(os.Environ())
+	if err != nil {
+		return wire.DoctorReport{}, err
+	}
+	redis.SetLogger(&logging.VoidLogger{}) // what it says is in the findings too
+	found, done := embedded.Find(cfg.DataDir, cfg.NATSListen)
+	defer done()
+	d := doctor.Deployment{Settings: cfg, RedisURL: cfg.RedisURL, NATS: service.ConnConfig{URL: cfg.NATSURL, Creds: cfg.NATSCreds}}
+	d.Embedded(found.RedisURL, found.NATSURL, found.Absent)
+	if fix {
+		return doctor.Fix(ctx, d), nil
+	}
+	return doctor.Run(ctx, d), nil
 }
 
 func buildVersion() string {

@@ -7,30 +7,14 @@ import (
 	"strings"
 
 	"github.com/redis/go-redis/v9"
+
+	"github.com/lapse-timers/lapse/timers"
 )
 
 // setting is the directive of redis.conf that makes Redis announce what
 // happens to its keys. Its value is a set of letters in any order
 // (https://redis.io/docs/latest/develop/pubsub/keyspace-notifications/).
 const setting = "notify-keyspace-events"
-
-// missingFlags names the letters that a value of the setting lacks for expired
-// events to come: E, announcements by event, and x, expired keys. A stands
-// for a group of letters that holds x but not E.
-func missingFlags(have string) string {
-	missing := ""
-	if !strings.Contains(have, "E") {
-		missing = "E"
-	}
-	if !strings.ContainsAny(have, "xA") {
-		missing += "x"
-	}
-	return missing
-}
-
-// wantedFlags is the value that adds what is missing and keeps every letter
-// that is there, known to this code or not: other applications live by them.
-func wantedFlags(have string) string { return have + missingFlags(have) }
 
 // flags is what a look at the setting found.
 type flags struct {
@@ -65,11 +49,11 @@ func look(ctx context.Context, c *redis.Client, configure bool) (flags, error) {
 	if err != nil || f.state != flagsUnseen {
 		return f, err
 	}
-	missing := missingFlags(have)
+	missing := timers.MissingFlags(have)
 	if missing == "" {
 		return flags{state: flagsRight}, nil
 	}
-	want := wantedFlags(have)
+	want := timers.WantedFlags(have)
 	if !configure {
 		return flagsLack(have, "LAPSE_NOTIFY_CONFIG=off keeps Lapse from adding what is missing"), nil
 	}
@@ -84,7 +68,7 @@ func look(ctx context.Context, c *redis.Client, configure bool) (flags, error) {
 	switch {
 	case err != nil || f.state != flagsUnseen:
 		return f, err
-	case missingFlags(have) != "":
+	case timers.MissingFlags(have) != "":
 		return flagsLack(have, "CONFIG SET was accepted without effect"), nil
 	}
 	return flags{state: flagsRight, added: missing}, nil
@@ -108,7 +92,7 @@ func readFlags(ctx context.Context, c *redis.Client) (have string, f flags, err 
 }
 
 func flagsLack(have, because string) flags {
-	missing := missingFlags(have)
+	missing := timers.MissingFlags(have)
 	named := missing + " is"
 	if len(missing) > 1 {
 		named = "E and x are"
@@ -117,7 +101,7 @@ func flagsLack(have, because string) flags {
 		state:   flagsMissing,
 		missing: missing,
 		why: fmt.Sprintf("%s is %q: %s missing, so Redis announces no expired keys; %s; put this line into redis.conf: %s %s",
-			setting, have, named, because, setting, wantedFlags(have)),
+			setting, have, named, because, setting, timers.WantedFlags(have)),
 	}
 }
 

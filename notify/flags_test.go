@@ -6,6 +6,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/lapse-timers/lapse/timers"
 	"github.com/lapse-timers/lapse/timers/timerstest"
 	"github.com/redis/go-redis/v9"
 )
@@ -28,11 +29,11 @@ func TestMissingFlags(t *testing.T) {
 		{"AE", "", "AE"},
 		{"gxKEmn", "", "gxKEmn"},
 	} {
-		if got := missingFlags(c.have); got != c.missing {
-			t.Errorf("missingFlags(%q) = %q, want %q", c.have, got, c.missing)
+		if got := timers.MissingFlags(c.have); got != c.missing {
+			t.Errorf("timers.MissingFlags(%q) = %q, want %q", c.have, got, c.missing)
 		}
-		if got := wantedFlags(c.have); got != c.wanted {
-			t.Errorf("wantedFlags(%q) = %q, want %q", c.have, got, c.wanted)
+		if got := timers.WantedFlags(c.have); got != c.wanted {
+			t.Errorf("timers.WantedFlags(%q) = %q, want %q", c.have, got, c.wanted)
 		}
 	}
 }
@@ -42,19 +43,19 @@ func FuzzFlags(f *testing.F) {
 		f.Add(s)
 	}
 	f.Fuzz(func(t *testing.T, have string) {
-		missing, want := missingFlags(have), wantedFlags(have)
+		missing, want := timers.MissingFlags(have), timers.WantedFlags(have)
 		if !strings.HasPrefix(want, have) {
-			t.Errorf("wantedFlags(%q) = %q takes away letters", have, want)
+			t.Errorf("timers.WantedFlags(%q) = %q takes away letters", have, want)
 		}
-		if m := missingFlags(want); m != "" {
-			t.Errorf("wantedFlags(%q) = %q still lacks %q", have, want, m)
+		if m := timers.MissingFlags(want); m != "" {
+			t.Errorf("timers.WantedFlags(%q) = %q still lacks %q", have, want, m)
 		}
 		if (missing == "") != (want == have) {
 			t.Errorf("%q lacks %q, yet becomes %q", have, missing, want)
 		}
 		enough := strings.Contains(have, "E") && (strings.Contains(have, "x") || strings.Contains(have, "A"))
 		if enough != (missing == "") {
-			t.Errorf("missingFlags(%q) = %q", have, missing)
+			t.Errorf("timers.MissingFlags(%q) = %q", have, missing)
 		}
 	})
 }
@@ -73,11 +74,11 @@ func TestLookKeepsTheFlagsOfOthers(t *testing.T) {
 		if err != nil {
 			t.Fatalf("%q: %v", have, err)
 		}
-		if f.state != flagsRight || f.added != missingFlags(before) || f.why != "" {
+		if f.state != flagsRight || f.added != timers.MissingFlags(before) || f.why != "" {
 			t.Errorf("%q: %+v", have, f)
 		}
 		after := c.ConfigGet(ctx, setting).Val()[setting]
-		if missingFlags(after) != "" {
+		if timers.MissingFlags(after) != "" {
 			t.Errorf("%q became %q", before, after)
 		}
 		if f.added == "" && after != before {

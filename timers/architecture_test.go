@@ -15,7 +15,7 @@ const module = "github.com/lapse-timers/lapse"
 // ADR 2). Data flow one way: main knows everything, timers knows nothing of
 // ours, and notify and reconcile do not know each other.
 var allowed = map[string][]string{
-	"":                             {"notify", "reconcile", "timers", "timers/cli", "timers/embedded", "timers/fault", "timers/lifecycle", "timers/metrics", "timers/service", "timers/settings", "timers/web", "timers/wire"},
+	"":                             {"notify", "reconcile", "timers", "timers/cli", "timers/doctor", "timers/embedded", "timers/fault", "timers/lifecycle", "timers/metrics", "timers/service", "timers/settings", "timers/web", "timers/wire"},
 	"notify":                       {"timers"},
 	"reconcile":                    {"timers"},
 	"timers":                       {"timers/fault"},
@@ -25,6 +25,7 @@ var allowed = map[string][]string{
 	"timers/service":               {"timers", "timers/fault", "timers/wire"},
 	"timers/metrics":               {"notify", "reconcile", "timers", "timers/wire"},
 	"timers/settings":              {"timers", "timers/metrics", "timers/service", "timers/wire"},
+	"timers/doctor":                {"timers", "timers/service", "timers/settings", "timers/wire"},
 	"timers/client":                {"timers/wire"},
 	"timers/bench":                 {"timers/client", "timers/wire"},
 	"timers/cli":                   {"timers/bench", "timers/client", "timers/wire"},
@@ -39,8 +40,8 @@ var allowed = map[string][]string{
 // only says which packages alone may use a library.
 var only = map[string][]string{
 	"github.com/kelseyhightower/envconfig": {""},
-	"github.com/redis/go-redis/v9":         {"", "notify", "timers", "timers/bench", "timers/chaos", "timers/embedded", "timers/timerstest"},
-	"github.com/nats-io/nats.go":           {"", "timers/bench", "timers/chaos", "timers/service", "timers/client", "timers/cli", "timers/embedded", "timers/timerstest"},
+	"github.com/redis/go-redis/v9":         {"", "notify", "timers", "timers/bench", "timers/chaos", "timers/doctor", "timers/embedded", "timers/timerstest"},
+	"github.com/nats-io/nats.go":           {"", "timers/bench", "timers/chaos", "timers/doctor", "timers/service", "timers/client", "timers/cli", "timers/embedded", "timers/timerstest"},
 	"github.com/nats-io/nats-server/v2":    {"timers/embedded", "timers/timerstest"},
 	"github.com/spf13/cobra":               {"", "timers/cli"},
 	"github.com/HdrHistogram":              {"timers/bench"},

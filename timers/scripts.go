@@ -41,6 +41,10 @@ var (
 	luaCrew string
 	//go:embed lua/rescue.lua
 	luaRescue string
+	//go:embed lua/strays.lua
+	luaStrays string
+	//go:embed lua/late.lua
+	luaLate string
 
 	scriptSet     = newScript("set", luaPrelude+luaSet)
 	scriptCancel  = newScript("cancel", luaPrelude+luaCancel)
@@ -56,6 +60,10 @@ var (
 	scriptCrew    = newScript("crew", luaCrew)
 	scriptRescue  = newScript("rescue", luaPrelude+luaRescue)
 	scriptProbe   = newScript("probe", luaPrelude+luaProbe)
+
+	// Of doctor alone, whose store is not observed.
+	scriptStrays = &script{redis.NewScript(luaStrays), "strays"}
+	scriptLate   = &script{redis.NewScript(luaPrelude + luaLate), "late"}
 )
 
 // script is one of them, with the name of its file.

@@ -24,6 +24,7 @@ const (
 	ExitUsage    = 2 // the command line is wrong; nothing was tried
 	ExitNotFound = 3 // there is no such timer
 	ExitConflict = 4 // too late: the timer is or may be being delivered; or a retry of one that is not dead
+	ExitFindings = 5 // lapse doctor found something that fails
 )
 
 // Info is what main knows and the commands need.
@@ -31,6 +32,8 @@ type Info struct {
 	Version  string         // of this build
 	Serve    *cobra.Command // runs the service; nil leaves it out
 	Settings func() string  // the table of settings for lapse help; nil leaves it out
+
+	Doctor Examine // looks at the deployment; nil leaves the command out
 
 	RedisConf []byte // the shipped redis.conf, for the servers of bench --fresh
 
@@ -71,7 +74,7 @@ published on NATS when the time comes.
   lapse watch                                         see what fires
 
 Exit codes: 0 done, 1 failure, 2 wrong usage, 3 no such timer, 4 too late,
-or a retry of a timer that is not dead.`,
+or a retry of a timer that is not dead, 5 doctor found what fails.`,
 		Version:       info.Version,
 		SilenceErrors: true, // Execute prints them, on one line
 		SilenceUsage:  true,
@@ -87,6 +90,9 @@ or a retry of a timer that is not dead.`,
 		root.AddCommand(cmd)
 	}
 	service := []*cobra.Command{a.statusCmd(), a.demoCmd(), a.benchCmd()}
+	if info.Doctor != nil {
+		service = append(service, a.doctorCmd())
+	}
 	if info.Serve != nil {
 		if info.Serve.Args == nil {
 			info.Serve.Args = cobra.NoArgs
@@ -115,14 +121,18 @@ or a retry of a timer that is not dead.`,
 // signals.
 func Execute(ctx context.Context, root *cobra.Command) int {
 	err := root.ExecuteContext(ctx)
-	if err != nil && !errors.Is(err, errSaid) {
+	if err != nil && !errors.Is(err, errSaid) && !errors.Is(err, errFindings) {
 		root.PrintErrf("lapse: %s\n", oneLine(err))
 	}
 	return exitCode(err)
 }
 
-// errSaid fails a command that has already said why.
-var errSaid = errors.New("failed")
+// errSaid fails a command that has already said why, and so does errFindings,
+// with an exit code of its own.
+var (
+	errSaid     = errors.New("failed")
+	errFindings = errors.New("something was found")
+)
 
 func exitCode(err error) int {
 	var u *usageError
@@ -135,6 +145,8 @@ func exitCode(err error) int {
 		return ExitNotFound
 	case errors.Is(err, client.ErrConflict):
 		return ExitConflict
+	case errors.Is(err, errFindings):
+		return ExitFindings
 	}
 	return ExitFailure
 }

@@ -49,21 +49,15 @@ func newStream(name string, maxMsgSize int32, duplicates time.Duration, made boo
 // CheckRequests refuses streams that would answer requests in Lapse's place:
 // a stream's PubAck reaches the requester before Lapse does.
 func CheckRequests(ctx context.Context, nc *nats.Conn, prefix wire.Prefix) error {
-	js, err := jetstream.New(nc)
-	if err != nil {
-		return err
-	}
-	for _, verb := range []func(string) string{prefix.Set, prefix.Get, prefix.Cancel, prefix.Retry, prefix.List, func(string) string { return prefix.Status() }} {
-		for _, subject := range []string{verb(""), verb(">")} {
-			list := js.ListStreams(ctx, jetstream.WithStreamListSubject(subject))
-			for info := range list.Info() {
-				if !info.Config.NoAck {
-					return fmt.Errorf("%w: stream %s holds %s and would answer the requests on %s; narrow its subjects (fired events need only %s), or choose another LAPSE_PREFIX",
-						ErrStream, info.Config.Name, strings.Join(info.Config.Subjects, ", "), subject, prefix.Fired(">"))
-				}
-			}
-			if err := list.Err(); err != nil && !errors.Is(err, jetstream.ErrEndOfData) {
-				return jetStreamError(nc, err)
+	for _, subject := range RequestSubjects(prefix) {
+		found, err := StreamsOver(ctx, nc, subject)
+		if err != nil {
+			return err
+		}
+		for _, info := range found {
+			if !info.Config.NoAck {
+				return fmt.Errorf("%w: stream %s holds %s and would answer the requests on %s; narrow its subjects (fired events need only %s), or choose another LAPSE_PREFIX",
+					ErrStream, info.Config.Name, strings.Join(info.Config.Subjects, ", "), subject, prefix.Fired(">"))
 			}
 		}
 	}
@@ -78,13 +72,9 @@ func findStream(ctx context.Context, nc *nats.Conn, prefix wire.Prefix, cfg Stre
 		return stream{}, err
 	}
 	fired := prefix.Fired(">")
-	list := js.ListStreams(ctx, jetstream.WithStreamListSubject(fired))
-	var found []*jetstream.StreamInfo
-	for info := range list.Info() {
-		found = append(found, info)
-	}
-	if err := list.Err(); err != nil && !errors.Is(err, jetstream.ErrEndOfData) {
-		return stream{}, jetStreamError(nc, err)
+	found, err := StreamsOver(ctx, nc, fired)
+	if err != nil {
+		return stream{}, err
 	}
 	for _, info := range found {
 		c := info.Config
