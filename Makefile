@@ -9,14 +9,18 @@ SEED      ?= 0
 LEASE     ?= 3s
 # Packages whose tests run one after the other.
 ALONE      = bench|chaos|endtoend
+# Left out of make test where there is no browser and apt has none.
+BROWSER    = browsertest
 
-.PHONY: help build run demo test test-long chaos bench bench-quick setup fmt clean
+.PHONY: help build run demo test test-long test-browser screenshots chaos bench bench-quick setup fmt clean
 
 help:
 	@echo "make run     build Lapse and run it with its own Redis and NATS"
 	@echo "make demo    show the main job in about ten seconds"
 	@echo "make test    run all tests, with the race detector"
 	@echo "make test-long  the same at full size: minutes of outage, tens of thousands of timers"
+	@echo "make test-browser  only those that look at the page with Chromium, which it installs"
+	@echo "make screenshots   take the pictures of the page in docs/ again"
 	@echo "make chaos   kill, stop and cut off instances, Redis and NATS at random for 10 minutes,"
 	@echo "             and check that nothing is lost, early, or fired after a cancel;"
 	@echo "             make chaos MINUTES=2 SEED=7 replays the sequence of seed 7"
@@ -50,13 +54,23 @@ test:
 	@./.ci/setup.sh test
 	go vet ./...
 	CGO_ENABLED=1 go build -buildvcs=false $(RACE) ./...
-	CGO_ENABLED=1 go test $(RACE) -count=1 -p 4 $(TESTFLAGS) $$(go list ./... | grep -vE '/timers/($(ALONE))$$')
-	CGO_ENABLED=1 go test $(RACE) -count=1 -p 1 -parallel 4 $(TESTFLAGS) $(addprefix ./timers/,$(subst |, ,$(ALONE)))
+	CGO_ENABLED=1 go test $(RACE) -count=1 -p 4 $(TESTFLAGS) $$(go list ./... | grep -vE '/timers/($(ALONE)|$(BROWSER))$$')
+	CGO_ENABLED=1 go test $(RACE) -count=1 -p 1 -parallel 4 $(TESTFLAGS) $(addprefix ./timers/,$(subst |, ,$(ALONE))) $$(./.ci/setup.sh has-browser && echo ./timers/$(BROWSER))
 
 # The same at full size and without the race detector.
 test-long:
 	@./.ci/setup.sh test
-	TEST_LONG=1 go test -count=1 -p 1 -timeout 60m $(TESTFLAGS) ./...
+	TEST_LONG=1 go test -count=1 -p 1 -timeout 60m $(TESTFLAGS) $$(go list ./... | grep -v '/timers/$(BROWSER)$$') $$(./.ci/setup.sh has-browser && echo ./timers/$(BROWSER))
+
+# LOAD=1 holds the page open under 5,000 fires a second for a minute, too, which
+# wants a machine with nothing else to do.
+test-browser:
+	@./.ci/setup.sh browser
+	TEST_LONG=$(LOAD) go test -count=1 -timeout 12m $(if $(LOAD),-v) ./timers/$(BROWSER)
+
+screenshots:
+	@./.ci/setup.sh browser
+	SCREENSHOTS=$(CURDIR)/docs go test -count=1 -timeout 12m -run '^TestLooks$$' ./timers/$(BROWSER)
 
 # A test with a longer breath: the tests run it for half a minute. LEASE=30s is
 # what Lapse has by default; the short one lets leases end in the middle of it.

@@ -40,6 +40,7 @@ import (
 	"github.com/lapse-timers/lapse/reconcile"
 	"github.com/lapse-timers/lapse/timers"
 	"github.com/lapse-timers/lapse/timers/cli"
+	"github.com/lapse-timers/lapse/timers/client"
 	"github.com/lapse-timers/lapse/timers/doctor"
 	"github.com/lapse-timers/lapse/timers/embedded"
 	"github.com/lapse-timers/lapse/timers/fault"
@@ -48,6 +49,7 @@ import (
 	"github.com/lapse-timers/lapse/timers/service"
 	"github.com/lapse-timers/lapse/timers/settings"
 	"github.com/lapse-timers/lapse/timers/web"
+	"github.com/lapse-timers/lapse/timers/web/page"
 	"github.com/lapse-timers/lapse/timers/wire"
 )
 
@@ -252,8 +254,14 @@ func runService(ctx context.Context, cfg settings.Settings, logger *slog.Logger,
 		return fmt.Errorf("LAPSE_METRICS_TOPICS: %w", err)
 	}
 	in.metrics = metrics.New(metrics.Options{Version: buildVersion(), Topics: topics, Verbs: service.Verbs(), Sample: in.sample, Logger: logger})
+	var reach doctor.Deployment // read once the phase has left waiting
+	live := page.New(page.Options{
+		Prefix: wire.Prefix(cfg.Prefix), Version: buildVersion(), Listen: cfg.HTTPListen, Token: cfg.HTTPToken, Logger: logger,
+		Status: in.status, Topics: in.topics, Client: in.client, Dial: func() (*nats.Conn, error) { return in.dial(&reach.NATS) },
+		Doctor: func(ctx context.Context) (any, error) { return in.examine(ctx, &reach) },
+	})
 	httpServer := web.New(web.Options{
-		Listen: cfg.HTTPListen, Health: in.health, Metrics: in.metrics.Handler(), Profiles: cfg.Pprof, Version: buildVersion(), Logger: logger,
+		Listen: cfg.HTTPListen, Health: in.health, Metrics: in.metrics.Handler(), Profiles: cfg.Pprof, Version: buildVersion(), Page: live, Logger: logger,
 	})
 	if err := httpServer.Listen(); err != nil {
 		return err
@@ -268,6 +276,7 @@ func runService(ctx context.Context, cfg settings.Settings, logger *slog.Logger,
 	if err != nil {
 		return err
 	}
+	reach = doctor.Deployment{Settings: cfg, RedisURL: redisURL, NATS: natsConn}
 	prefix := wire.Prefix(cfg.Prefix)
 
 	// Redis: what is stored there decides whether this instance may run at all.
@@ -357,7 +366,7 @@ func runService(ctx context.Context, cfg settings.Settings, logger *slog.Logger,
 			}
 			in.setPhase("")
 			logger.Info("ready", "nats", natsShown, "http", httpServer.Addr(), "pid", os.Getpid())
-			fmt.Fprintf(out, "Lapse %s takes requests at %s under %s.>, health at http://%s/readyz\nTry: %s\n",
+			fmt.Fprintf(out, "Lapse %s takes requests at %s under %s.>, page at http://%s\nTry: %s\n",
 				buildVersion(), natsShown, cfg.Prefix, httpServer.Addr(), tryLine(cfg, natsShown))
 			return nil
 		})
@@ -470,13 +479,16 @@ func (in *instance) wire(logger *slog.Logger, keys *timers.Keys, prefix wire.Pre
 func servers(ctx context.Context, cfg *settings.Settings, dir *embedded.Dir, logger *slog.Logger, down *lifecycle.Teardown) (redisURL string, nc service.ConnConfig, shown string, err error) {
 	redisURL, nc, shown = cfg.RedisURL, service.ConnConfig{URL: cfg.NATSURL, Creds: cfg.NATSCreds, Logger: logger}, service.Redact(cfg.NATSURL)
 	if cfg.NATSURL == settings.Embedded {
-		server, err := embedded.StartNATS(dir, embedded.NATSOptions{Listen: cfg.NATSListen, Logger: logger})
+		server, err := embedded.StartNATS(dir, embedded.NATSOptions{Listen: cfg.NATSListen, WebSocket: cfg.WebSocket, Origins: cfg.WSOrigins, Logger: logger})
 		if err != nil {
 			return "", nc, "", err
 		}
 		down.Push(func(ctx context.Context) { server.Stop(ctx) }) //nolint:errcheck // the process ends
 		// A server with less room than that refuses the stream.
 		cfg.StreamMaxBytes = min(cfg.StreamMaxBytes, server.MaxStore())
+		if cfg.WebSocket != "" {
+			logger.Info("browsers may connect", "websocket", server.WebSocketURL())
+		}
 		nc.URL, nc.Options, shown = server.ClientURL(), server.ConnectOptions(), server.ClientURL()
 	}
 	if redisURL == settings.Embedded {
@@ -498,6 +510,62 @@ func (in *instance) setPhase(phase string) {
 	in.mu.Lock()
 	in.phase = phase
 	in.mu.Unlock()
+}
+
+// up says whether all that is made at the start is there; else why not.
+func (in *instance) up() (phase string, ok bool) {
+	in.mu.Lock()
+	defer in.mu.Unlock()
+	return in.phase, in.phase != "starting" && !strings.HasPrefix(in.phase, "waiting")
+}
+
+var errStarting = errors.New("Lapse is starting")
+
+// What the page works with.
+
+func (in *instance) status(ctx context.Context) wire.StatusReply {
+	if _, ok := in.up(); !ok {
+		return wire.StatusReply{Health: in.health(ctx)}
+	}
+	return in.service.Status(ctx)
+}
+
+func (in *instance) topics(ctx context.Context) (out page.Topics, err error) {
+	if _, ok := in.up(); !ok {
+		return out, errStarting
+	}
+	t, err := in.store.Topics(ctx)
+	out.Pending, out.Looked = t.Pending, t.Looked
+	for _, c := range t.List {
+		out.List = append(out.List, page.TopicCount(c))
+	}
+	return out, err
+}
+
+func (in *instance) client() (*client.Client, error) {
+	if _, ok := in.up(); !ok {
+		return nil, errStarting
+	}
+	return client.New(in.nc.Conn, client.Prefix(in.cfg.Prefix))
+}
+
+func (in *instance) dial(cfg *service.ConnConfig) (*nats.Conn, error) {
+	if _, ok := in.up(); !ok {
+		return nil, errStarting
+	}
+	c, err := service.Connect(*cfg, "lapse "+in.id+" page", false)
+	if err != nil {
+		return nil, err
+	}
+	return c.Conn, nil
+}
+
+// examine has the findings of lapse doctor, for the page.
+func (in *instance) examine(ctx context.Context, d *doctor.Deployment) (any, error) {
+	if _, ok := in.up(); !ok {
+		return nil, errStarting
+	}
+	return doctor.Run(ctx, *d), nil
 }
 
 // health is what /readyz answers.
@@ -524,12 +592,10 @@ var errNotYet = errors.New("not ready to be asked yet")
 
 // inspect asks how the parts are, and gives what Redis said of itself.
 func (in *instance) inspect(ctx context.Context) (h wire.HealthReply, server timers.Server, err error) {
-	in.mu.Lock()
-	phase := in.phase
-	in.mu.Unlock()
+	phase, ok := in.up()
 	h = wire.HealthReply{Parts: map[string]wire.HealthPart{}}
 	part := func(name, status, why string) { h.Parts[name] = wire.HealthPart{Status: status, Why: why} }
-	if phase == "starting" || strings.HasPrefix(phase, "waiting") {
+	if !ok {
 		part("service", wire.HealthDown, phase)
 		return worst(h), server, errNotYet
 	}

@@ -1,7 +1,9 @@
 #!/usr/bin/env bash
 # Sees to it that what Lapse needs is there: "go" for a build, "run" for the
-# embedded servers too, "test" for the race detector as well. What it can
-# install it installs, saying so; else it stops with what to do. It runs with
+# embedded servers too, "test" for the race detector as well and, where apt has
+# it, for the tests in a browser, which "browser" insists on. What it can
+# install it installs, saying so; else it stops with what to do. "has-browser"
+# only says whether there is all that a browser test needs. It runs with
 # the bash 3.2 of macOS.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -86,6 +88,32 @@ need_cc() {
   compiles || die "the C compiler ($(go env CC)) still cannot build a program; set CC to one that can"
 }
 
+# has_browser looks where the driver of the tests does.
+has_browser() {
+  local name
+  [ -d docs/browser/node_modules/@nats-io/nats-core ] || return 1
+  for name in chromium chromium-browser google-chrome google-chrome-stable headless-shell; do
+    if command -v "$name" >/dev/null; then return 0; fi
+  done
+  [ -d "/Applications/Google Chrome.app" ]
+}
+
+# Chromium for the page, and the NATS client for browsers for docs/browser.
+need_browser() {
+  if ! command -v npm >/dev/null; then
+    install npm || { say "there is no npm: install Node.js 20 or newer with npm from https://nodejs.org"; return 1; }
+  fi
+  if [ ! -d docs/browser/node_modules/@nats-io/nats-core ]; then
+    say "installing what docs/browser/package-lock.json names with npm"
+    npm ci --prefix docs/browser --no-audit --no-fund </dev/null >&2 || return 1
+  fi
+  if has_browser; then return; fi
+  install chromium fonts-dejavu-core || install chromium-browser ||
+    { say "there is no Chromium: sudo apt-get install chromium (Debian), or Chrome from https://www.google.com/chrome"; return 1; }
+  has_browser
+}
+
+if [ "${1:-}" = has-browser ]; then has_browser; exit; fi
 need_go
 case "${1:-}" in
 go) ;;
@@ -93,6 +121,11 @@ run) need_redis ;;
 test)
   need_redis
   need_cc
+  if ! need_browser; then say "the tests in a browser are left out"; fi
   ;;
-*) die "want one of: go, run, test" ;;
+browser)
+  need_redis
+  need_browser || die "the tests in a browser need Chromium and npm"
+  ;;
+*) die "want one of: go, run, test, browser, has-browser" ;;
 esac

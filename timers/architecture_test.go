@@ -15,7 +15,7 @@ const module = "github.com/lapse-timers/lapse"
 // ADR 2). Data flow one way: main knows everything, timers knows nothing of
 // ours, and notify and reconcile do not know each other.
 var allowed = map[string][]string{
-	"":                             {"notify", "reconcile", "timers", "timers/cli", "timers/doctor", "timers/embedded", "timers/fault", "timers/lifecycle", "timers/metrics", "timers/service", "timers/settings", "timers/web", "timers/wire"},
+	"":                             {"notify", "reconcile", "timers", "timers/cli", "timers/client", "timers/doctor", "timers/embedded", "timers/fault", "timers/lifecycle", "timers/metrics", "timers/service", "timers/settings", "timers/web", "timers/web/page", "timers/wire"},
 	"notify":                       {"timers"},
 	"reconcile":                    {"timers"},
 	"timers":                       {"timers/fault"},
@@ -30,10 +30,12 @@ var allowed = map[string][]string{
 	"timers/bench":                 {"timers/client", "timers/wire"},
 	"timers/cli":                   {"timers/bench", "timers/client", "timers/wire"},
 	"timers/web":                   {"timers/wire"},
+	"timers/web/page":              {"timers/client", "timers/wire"},
 	"timers/embedded":              {},
 	"timers/timerstest":            {"timers"},
 	"timers/timerstest/faultproxy": {},
 	"timers/chaos":                 {"timers/client", "timers/timerstest"},
+	"timers/browsertest":           {}, // tests of the page with a browser only
 	"timers/endtoend":              {}, // tests of the whole program only
 }
 
@@ -41,7 +43,7 @@ var allowed = map[string][]string{
 var only = map[string][]string{
 	"github.com/kelseyhightower/envconfig": {""},
 	"github.com/redis/go-redis/v9":         {"", "notify", "timers", "timers/bench", "timers/chaos", "timers/doctor", "timers/embedded", "timers/timerstest"},
-	"github.com/nats-io/nats.go":           {"", "timers/bench", "timers/chaos", "timers/doctor", "timers/service", "timers/client", "timers/cli", "timers/embedded", "timers/timerstest"},
+	"github.com/nats-io/nats.go":           {"", "timers/bench", "timers/chaos", "timers/doctor", "timers/service", "timers/client", "timers/cli", "timers/embedded", "timers/timerstest", "timers/web/page"},
 	"github.com/nats-io/nats-server/v2":    {"timers/embedded", "timers/timerstest"},
 	"github.com/spf13/cobra":               {"", "timers/cli"},
 	"github.com/HdrHistogram":              {"timers/bench"},

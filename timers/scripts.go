@@ -33,6 +33,8 @@ var (
 	luaList string
 	//go:embed lua/status.lua
 	luaStatus string
+	//go:embed lua/topics.lua
+	luaTopics string
 	//go:embed lua/probe.lua
 	luaProbe string
 	//go:embed lua/patrol.lua
@@ -56,6 +58,7 @@ var (
 	scriptDue     = newScript("due", luaPrelude+luaDue)
 	scriptList    = newScript("list", luaPrelude+luaList)
 	scriptStatus  = newScript("status", luaPrelude+luaStatus)
+	scriptTopics  = newScript("topics", luaTopics)
 	scriptPatrol  = newScript("patrol", luaPatrol)
 	scriptCrew    = newScript("crew", luaCrew)
 	scriptRescue  = newScript("rescue", luaPrelude+luaRescue)

@@ -55,7 +55,7 @@ func (r *rig) counts() timers.Counts {
 
 func (r *rig) list() []timers.Timer {
 	r.Helper()
-	page, _, more, err := r.store.List(r.Context(), "", timers.Cursor{}, 1000)
+	page, _, more, err := r.store.List(r.Context(), "", "", timers.Cursor{}, 1000)
 	require.NoError(r, err)
 	require.False(r, more)
 	return page
@@ -75,7 +75,7 @@ func TestDeadIsKeptAndNeverClaimed(t *testing.T) {
 	counts := r.counts()
 	require.Zero(t, counts.Pending)
 	require.EqualValues(t, 1, counts.Dead)
-	require.Equal(t, []timers.Timer{{Ref: ref("a"), Rev: res.Rev, Due: res.Due, State: timers.Dead, Attempts: 1}}, r.list())
+	require.Equal(t, []timers.Timer{{Ref: ref("a"), Rev: res.Rev, Due: res.Due, State: timers.Dead, Attempts: 1, Reason: "too large"}}, r.list())
 
 	// A hint, as an event that was under way, must not raise it; nor must what
 	// its claimer says late, or says again.
@@ -442,7 +442,7 @@ func TestListMergesTheDead(t *testing.T) {
 					var cursor timers.Cursor
 					for more := true; more; {
 						var page []timers.Timer
-						page, cursor, more, err = store.List(t.Context(), topic, cursor, limit)
+						page, cursor, more, err = store.List(t.Context(), topic, "", cursor, limit)
 						require.NoError(t, err)
 						require.LessOrEqual(t, len(page), limit)
 						for _, item := range page {

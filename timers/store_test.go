@@ -296,7 +296,7 @@ func TestListIsInOrderOfDueAndComplete(t *testing.T) {
 					for more, pages := true, 0; more; pages++ {
 						require.Less(t, pages, 1000)
 						var page []timers.Timer
-						page, cursor, more, err = store.List(t.Context(), topic, cursor, limit)
+						page, cursor, more, err = store.List(t.Context(), topic, "", cursor, limit)
 						require.NoError(t, err)
 						require.LessOrEqual(t, len(page), limit)
 						for _, item := range page {

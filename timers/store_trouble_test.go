@@ -234,7 +234,7 @@ func TestScriptsSurviveFlush(t *testing.T) {
 	flush()
 	require.Equal(t, timers.Cancelled, r.cancel("x").Outcome)
 	flush()
-	_, _, _, err = r.store.List(t.Context(), "", timers.Cursor{}, 10)
+	_, _, _, err = r.store.List(t.Context(), "", "", timers.Cursor{}, 10)
 	require.NoError(t, err)
 	flush()
 	_, err = r.store.Count(t.Context())

@@ -26,6 +26,7 @@ type ListItem struct {
 	Rev      int64
 	State    State
 	Attempts int
+	Reason   string // why it was given up on, while it is Dead
 }
 
 // Page is one page of a listing.
@@ -72,12 +73,26 @@ func (c *Client) List(ctx context.Context, topic string) iter.Seq2[ListItem, err
 // [MaxPage]; 0 for the service's default of 100), from the cursor of the page
 // before, "" for the first. A page may be short, or empty, before the last.
 func (c *Client) ListPage(ctx context.Context, topic string, limit int, cursor string) (Page, error) {
+	return c.listPage(ctx, topic, wire.ListRequest{Limit: limit, Cursor: cursor})
+}
+
+// ListDead is [Client.ListPage] of the timers that were given up on.
+func (c *Client) ListDead(ctx context.Context, topic string, limit int, cursor string) (Page, error) {
+	return c.listPage(ctx, topic, wire.ListRequest{Limit: limit, Cursor: cursor, State: wire.ListDead})
+}
+
+// ListPending is [Client.ListPage] without the timers that were given up on.
+func (c *Client) ListPending(ctx context.Context, topic string, limit int, cursor string) (Page, error) {
+	return c.listPage(ctx, topic, wire.ListRequest{Limit: limit, Cursor: cursor, State: wire.ListPending})
+}
+
+func (c *Client) listPage(ctx context.Context, topic string, req wire.ListRequest) (Page, error) {
 	if topic != "" {
 		if err := checkTopic(topic); err != nil {
 			return Page{}, err
 		}
 	}
-	body, err := json.Marshal(wire.ListRequest{Limit: limit, Cursor: cursor})
+	body, err := json.Marshal(req)
 	if err != nil {
 		return Page{}, fmt.Errorf("list: %w", err)
 	}
@@ -89,7 +104,7 @@ func (c *Client) ListPage(ctx context.Context, topic string, limit int, cursor s
 	}
 	page, ok := decodePage(reply.Data)
 	// A cursor that does not move would have the caller ask forever.
-	if !ok || (page.Cursor == cursor && cursor != "") {
+	if !ok || (page.Cursor == req.Cursor && req.Cursor != "") {
 		return Page{}, fmt.Errorf("list: %w", foreign(m.Subject, reply, false))
 	}
 	return page, nil
@@ -112,7 +127,7 @@ func decodePage(data []byte) (page Page, ok bool) {
 			return Page{}, false
 		}
 		page.Timers = append(page.Timers, ListItem{
-			Topic: t.Topic, ID: t.ID, Due: due, Rev: t.Rev, State: State(t.State), Attempts: t.Attempts,
+			Topic: t.Topic, ID: t.ID, Due: due, Rev: t.Rev, State: State(t.State), Attempts: t.Attempts, Reason: t.Reason,
 		})
 	}
 	return page, true

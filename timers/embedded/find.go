@@ -34,7 +34,7 @@ func Find(dataDir, natsListen string) (f Found, close func()) {
 			s.close()
 		}
 	}
-	if l, err := parseListen(natsListen); err == nil && l.port != 0 {
+	if l, err := parseListen(natsListen, settingNATS, false); err == nil && l.port != 0 {
 		u := url.URL{Scheme: "nats", Host: l.reachable(l.port)}
 		switch {
 		case l.pass != "":
@@ -49,7 +49,7 @@ func Find(dataDir, natsListen string) (f Found, close func()) {
 
 // redactListen is the address without what stands before the @.
 func redactListen(s string) string {
-	l, err := parseListen(s)
+	l, err := parseListen(s, settingNATS, false)
 	if err != nil {
 		return "an address that cannot be read"
 	}

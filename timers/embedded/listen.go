@@ -19,15 +19,30 @@ type listen struct {
 	pass string
 	// token is set when there is no user.
 	token string
+	// setting is the one that it came from.
+	setting string
 }
 
-var errListen = errors.New("the listen address of the embedded NATS server (LAPSE_NATS_LISTEN): want [user:password@|token@]host:port, such as 127.0.0.1:4222; as in a URL, special characters of the secrets are percent-encoded")
+// The settings that hold a listen address.
+const (
+	settingNATS      = "LAPSE_NATS_LISTEN"
+	settingWebSocket = "LAPSE_NATS_WEBSOCKET_LISTEN"
+)
+
+func errListen(setting string) error {
+	port := "4222"
+	if setting == settingWebSocket {
+		port = "8422"
+	}
+	return errors.New("the listen address of the embedded NATS server (" + setting + "): want [user:password@|token@]host:port, such as 127.0.0.1:" + port + "; as in a URL, special characters of the secrets are percent-encoded")
+}
 
 // parseListen reads [nats://][user:password@|token@]host:port. Any host but
-// loopback needs a secret: whoever reaches the port may set and read timers.
-func parseListen(s string) (listen, error) {
+// loopback needs a secret, unless it is secured otherwise: whoever reaches the
+// port may set and read timers.
+func parseListen(s, setting string, secured bool) (listen, error) {
 	s = strings.TrimSuffix(strings.TrimPrefix(s, "nats://"), "/")
-	var l listen
+	l := listen{setting: setting}
 	if at := strings.LastIndexByte(s, '@'); at >= 0 {
 		user, pass, pair := strings.Cut(s[:at], ":")
 		s = s[at+1:]
@@ -36,9 +51,9 @@ func parseListen(s string) (listen, error) {
 		pass, err2 = url.PathUnescape(pass)
 		switch {
 		case err1 != nil || err2 != nil || user == "" || pair && pass == "":
-			return l, errListen
+			return l, errListen(setting)
 		case pair && isBcrypt(pass), !pair && isBcrypt(user):
-			return l, errors.New("the listen address of the embedded NATS server (LAPSE_NATS_LISTEN) holds the hash of a secret: give the secret itself, which Lapse must know to connect")
+			return l, errors.New("the listen address of the embedded NATS server (" + setting + ") holds the hash of a secret: give the secret itself, which Lapse must know to connect")
 		case pair:
 			l.user, l.pass = user, pass
 		default:
@@ -47,16 +62,16 @@ func parseListen(s string) (listen, error) {
 	}
 	host, port, err := net.SplitHostPort(s)
 	if err != nil {
-		return l, errListen
+		return l, errListen(setting)
 	}
 	n, err := strconv.ParseUint(port, 10, 16)
 	if err != nil {
-		return l, errListen
+		return l, errListen(setting)
 	}
 	l.host, l.port = host, int(n)
-	if !l.isLoopback() && !l.isSecured() {
+	if !l.isLoopback() && !l.isSecured() && !secured {
 		// No word of what came: without an @, a secret may stand where the host should.
-		return l, errors.New("the listen address of the embedded NATS server (LAPSE_NATS_LISTEN) is not on loopback, so it needs a password or a token: user:password@host:port or token@host:port")
+		return l, errors.New("the listen address of the embedded NATS server (" + setting + ") is not on loopback, so it needs a password or a token: user:password@host:port or token@host:port")
 	}
 	return l, nil
 }
@@ -100,11 +115,15 @@ func (l listen) probe() error {
 		return nl.Close()
 	}
 	if !errors.Is(err, errInUse) {
-		return fmt.Errorf("the embedded NATS server cannot listen on %s: %w; set LAPSE_NATS_LISTEN to an address and port of this machine that this user may have", l.addr(), cause(err))
+		return fmt.Errorf("the embedded NATS server cannot listen on %s: %w; set %s to an address and port of this machine that this user may have", l.addr(), cause(err), l.setting)
 	}
 	secret := ""
 	if l.isSecured() {
 		secret = "<secret>@"
+	}
+	if l.setting == settingWebSocket {
+		return fmt.Errorf("the embedded NATS server cannot listen for browsers on %s: the port is in use; set %s=%s%s",
+			l.addr(), l.setting, secret, net.JoinHostPort(l.host, strconv.Itoa(l.freeNear())))
 	}
 	return fmt.Errorf("the embedded NATS server cannot listen on %s: the port is in use; "+
 		"to use the NATS server that is there: LAPSE_NATS_URL=nats://%s%s LAPSE_REDIS_URL=embedded lapse serve; "+

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
+	"net/url"
 	"strings"
 	"sync"
 	"syscall"
@@ -38,6 +39,14 @@ type NATSOptions struct {
 	// Listen is [nats://][user:password@|token@]host:port. Any host but
 	// loopback needs a password or a token. Port 0 takes a free one.
 	Listen string
+	// WebSocket is where the server listens for browsers too, in the form of
+	// Listen and without TLS; "" is nowhere. With a secret of its own, that one
+	// counts there, else the one of Listen.
+	WebSocket string
+	// Origins are the web pages that may connect over WebSocket, such as
+	// http://localhost:8000. Without a secret it must name them: any page that
+	// a browser on this machine opens reaches loopback. With one, none means any.
+	Origins []string
 	// MaxStore is how many bytes JetStream may store, 0 for three quarters of
 	// what the disk has free.
 	MaxStore int64
@@ -50,6 +59,8 @@ type NATSOptions struct {
 type NATS struct {
 	server *server.Server
 	listen listen
+
+	browsers bool // it listens for WebSocket clients
 }
 
 // StartNATS starts a NATS server with JetStream, whose store is in the data
@@ -59,7 +70,11 @@ type NATS struct {
 // The errors are one line and name their remedy: the address is malformed, is
 // not on loopback and has no secret, or is in use. They do not repeat secrets.
 func StartNATS(dir *Dir, o NATSOptions) (*NATS, error) {
-	l, err := parseListen(o.Listen)
+	l, err := parseListen(o.Listen, settingNATS, false)
+	if err != nil {
+		return nil, err
+	}
+	ws, err := o.webSocket(l)
 	if err != nil {
 		return nil, err
 	}
@@ -87,6 +102,21 @@ func StartNATS(dir *Dir, o NATSOptions) (*NATS, error) {
 		DisableJetStreamBanner: true,
 		NoSigs:                 true,
 	}
+	if ws != nil {
+		if err := ws.probe(); err != nil {
+			return nil, err
+		}
+		options.Websocket = server.WebsocketOpts{
+			Host: ws.host, Port: ws.port, NoTLS: true, AllowedOrigins: o.Origins,
+			Username: ws.user, Password: ws.pass, Token: ws.token,
+		}
+		if ws.port == 0 {
+			options.Websocket.Port = server.RANDOM_PORT
+		}
+		if ws.host == "" {
+			options.Websocket.Host = "0.0.0.0"
+		}
+	}
 	if options.Port == 0 {
 		options.Port = server.RANDOM_PORT
 	}
@@ -97,13 +127,17 @@ func StartNATS(dir *Dir, o NATSOptions) (*NATS, error) {
 	if err != nil {
 		return nil, fmt.Errorf("embedded NATS server: %w", err)
 	}
-	log := &natsLog{to: o.Logger, secrets: strings.NewReplacer()}
-	if l.isSecured() {
-		log.secrets = strings.NewReplacer(l.pass+l.token, "<secret>")
+	log := &natsLog{to: o.Logger}
+	var secrets []string
+	for _, secret := range []string{l.pass, l.token, options.Websocket.Password, options.Websocket.Token} {
+		if secret != "" {
+			secrets = append(secrets, secret, "<secret>")
+		}
 	}
+	log.secrets = strings.NewReplacer(secrets...)
 	s.SetLoggerV2(log, false, false, false)
 	s.Start()
-	n := &NATS{server: s, listen: l}
+	n := &NATS{server: s, listen: l, browsers: ws != nil}
 	if fatal := log.fatal(); fatal != "" || !s.ReadyForConnections(readyWait) {
 		if fatal = log.fatal(); fatal == "" {
 			fatal = fmt.Sprintf("it takes no connections after %v", readyWait)
@@ -121,6 +155,37 @@ func StartNATS(dir *Dir, o NATSOptions) (*NATS, error) {
 // ClientURL is where clients on this machine connect, without the secrets.
 func (n *NATS) ClientURL() string {
 	return "nats://" + n.listen.reachable(n.Port())
+}
+
+// webSocket reads where to listen for browsers; nil is nowhere.
+func (o *NATSOptions) webSocket(l listen) (*listen, error) {
+	if o.WebSocket == "" {
+		return nil, nil
+	}
+	ws, err := parseListen(o.WebSocket, settingWebSocket, l.isSecured())
+	if err != nil {
+		return nil, err
+	}
+	if !ws.isSecured() && !l.isSecured() && len(o.Origins) == 0 {
+		return nil, errors.New("the embedded NATS server would let every web page that a browser on this machine opens set and read timers (LAPSE_NATS_WEBSOCKET_LISTEN): " +
+			"name yours in LAPSE_NATS_WEBSOCKET_ORIGINS, such as http://localhost:8000, or put a secret before the address: token@" + ws.addr())
+	}
+	for _, origin := range o.Origins {
+		u, err := url.Parse(origin)
+		if err != nil || u.Scheme != "http" && u.Scheme != "https" || u.Host == "" || strings.Trim(u.Path, "/") != "" || u.User != nil {
+			return nil, fmt.Errorf("LAPSE_NATS_WEBSOCKET_ORIGINS, %+q: want the origin of a web page, such as http://localhost:8000", origin)
+		}
+	}
+	return &ws, nil
+}
+
+// WebSocketURL is where browsers on this machine connect, without the secrets;
+// "" when they cannot.
+func (n *NATS) WebSocketURL() string {
+	if !n.browsers {
+		return ""
+	}
+	return n.server.WebsocketURL()
 }
 
 // Port is the port it listens on.

@@ -8,6 +8,7 @@ import (
 	"net"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
@@ -139,7 +140,8 @@ func TestNATSListenGrammar(t *testing.T) {
 		"192.168.1.1:4222":             {},
 		"nats.example.com:4222":        {},
 	} {
-		got, err := parseListen(in)
+		got, err := parseListen(in, settingNATS, false)
+		got.setting = ""
 		if want == (listen{}) {
 			if err == nil {
 				t.Errorf("%q was taken", in)
@@ -160,6 +162,67 @@ func TestNATSNeedsASecretBeyondLoopback(t *testing.T) {
 		t.Errorf("%v", err)
 	}
 }
+
+// Who listens for browsers says who may come: with a secret of its own, that
+// of the other listener, or by the origins of the pages.
+func TestNATSForBrowsers(t *testing.T) {
+	for _, tc := range []struct {
+		listen, ws string
+		origins    []string
+		says       string // "" means that it starts
+	}{
+		{"127.0.0.1:0", "127.0.0.1:0", nil, "LAPSE_NATS_WEBSOCKET_ORIGINS"},
+		{"127.0.0.1:0", "0.0.0.0:0", []string{"http://localhost:8000"}, "LAPSE_NATS_WEBSOCKET_LISTEN"},
+		{"127.0.0.1:0", "nowhere", nil, "LAPSE_NATS_WEBSOCKET_LISTEN"},
+		{"127.0.0.1:0", "hunter2@127.0.0.1:0", []string{"localhost"}, "LAPSE_NATS_WEBSOCKET_ORIGINS"},
+		{"127.0.0.1:0", "127.0.0.1:0", []string{"http://localhost:8000"}, ""},
+		{"127.0.0.1:0", "hunter2@127.0.0.1:0", nil, ""},
+		{"u:hunter2@127.0.0.1:0", "0.0.0.0:0", nil, ""},
+	} {
+		n, err := StartNATS(lockTemp(t), NATSOptions{Listen: tc.listen, WebSocket: tc.ws, Origins: tc.origins})
+		if tc.says != "" {
+			if err == nil || !strings.Contains(err.Error(), tc.says) || strings.Contains(err.Error(), "hunter2") {
+				t.Errorf("%+v: %v", tc, err)
+			}
+			continue
+		}
+		if err != nil {
+			t.Errorf("%+v: %v", tc, err)
+			continue
+		}
+		wants := n.WebSocketURL()
+		try := func(url string, o ...nats.Option) error {
+			nc, err := nats.Connect(url, append(o, nats.Timeout(soonAfter))...)
+			if err == nil {
+				nc.Close()
+			}
+			return err
+		}
+		switch {
+		case tc.listen[0] == 'u':
+			if err := try(wants, nats.UserInfo("u", "hunter2")); err != nil {
+				t.Errorf("%+v: with the secret: %v", tc, err)
+			}
+			fallthrough
+		case tc.ws[0] == 'h':
+			if err := try(wants); !errors.Is(err, nats.ErrAuthorization) {
+				t.Errorf("%+v: without the secret: %v", tc, err)
+			}
+		default:
+			if err := try(wants, nats.WebSocketConnectionHeaders(map[string][]string{"Origin": {"http://localhost:8000"}})); err != nil {
+				t.Errorf("%+v: a page of ours: %v", tc, err)
+			}
+			if err := try(wants, nats.WebSocketConnectionHeaders(map[string][]string{"Origin": {"http://evil.example"}})); err == nil {
+				t.Errorf("%+v: a foreign page came in", tc)
+			}
+		}
+		if err := n.Stop(soon(t)); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+const soonAfter = 5 * time.Second
 
 func TestNATSPortInUse(t *testing.T) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -202,7 +265,7 @@ func FuzzListen(f *testing.F) {
 	f.Add("user:pw@127.0.0.1:4222")
 	f.Add("nats://t@:1")
 	f.Fuzz(func(t *testing.T, s string) {
-		l, err := parseListen(s)
+		l, err := parseListen(s, settingNATS, false)
 		if err == nil && !l.isLoopback() && !l.isSecured() {
 			t.Errorf("%q is open to the world", s)
 		}

@@ -97,7 +97,7 @@ func TestListRequestsRefused(t *testing.T) {
 	for body, says := range map[string]string{
 		`{"limit":0}`: "limit 0", `{"limit":-1}`: "limit -1", `{"limit":1001}`: "limit 1001", `{"limit":9223372036854775807}`: "1 to 1000", `{"limit":9223372036854775808}`: "limit",
 		`{"limit":1.5}`: "limit", `{"limit":1e2}`: "limit", `{"limit":"5"}`: "limit", `{"limit":true}`: "limit", `{"limit":[5]}`: "limit", `{"limit":{}}`: "limit", `{"limit":NaN}`: "JSON",
-		`{"foo":1}`: `foo`, `{"limit":5,"topic":"a"}`: `topic`, `{"limits":5}`: `limits`, `{"":1}`: "unknown", `{"state":"dead"}`: "state",
+		`{"foo":1}`: `foo`, `{"limit":5,"topic":"a"}`: `topic`, `{"limits":5}`: `limits`, `{"":1}`: "unknown", `{"state":"firing"}`: `"firing"`, `{"state":5}`: "state",
 		`{`: "JSON", `}`: "JSON", `{}}`: "JSON", `{} x`: "JSON", `{}{}`: "JSON", `{"limit":5}{"limit":6}`: "JSON", `{},`: "JSON", `{"limit":5,}`: "JSON", `{limit:5}`: "JSON", `{'limit':5}`: "JSON",
 		`[]`: "JSON", `[{"limit":5}]`: "JSON", `5`: "JSON", `"x"`: "JSON", `true`: "JSON", `hello`: "JSON", "\x00": "JSON", "\xff\xfe": "JSON", "{\"limit\":5}\x00": "JSON", `// comment`: "JSON",
 		strings.Repeat("[", 100_000): "JSON", `{"cursor":"` + strings.Repeat("A", 100_000) + `"}`: "cursor",
@@ -111,9 +111,10 @@ func TestListRequestsRefused(t *testing.T) {
 			s.refused(t, about("timers.list.a", body), 400, "invalid_request", says)
 		})
 	}
-	for _, body := range []string{"", " ", "\n", "{}", " { } \n", "null", `{"limit":1}`, `{"limit":1000}`, `{"cursor":""}`, `{"limit":null}`, `{"limit":5,"cursor":""}`, `{"cursor":"` + b64("0 ") + `"}`, `{"cursor":"` + b64("1 any:thing") + `"}`} {
+	for _, body := range []string{"", " ", "\n", "{}", " { } \n", "null", `{"limit":1}`, `{"limit":1000}`, `{"cursor":""}`, `{"limit":null}`, `{"limit":5,"cursor":""}`, `{"state":"pending"}`, `{"state":""}`, `{"cursor":"` + b64("0 ") + `"}`, `{"cursor":"` + b64("1 any:thing") + `"}`} {
 		require.Equal(t, []string{"a x"}, names(s.list(t, "timers.list", body).Timers), body)
 	}
+	require.Empty(t, s.list(t, "timers.list", `{"state":"dead"}`).Timers)
 	// Cursors of somebody's own making lead nowhere bad.
 	for _, place := range []string{"9223372036854775807 a:x", "9007199254740993 \xff\x00", "4102444800000 ", "4102444800000 no colon"} {
 		require.Empty(t, s.list(t, "timers.list", `{"cursor":"`+b64(place)+`"}`).Timers, place)

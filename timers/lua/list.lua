@@ -2,9 +2,10 @@
 --
 -- KEYS  due, tried, dead
 -- ARGV  shadow prefix, topic or "", due (ms) of the cursor or "", member of the cursor,
---       most timers, most members to look at
+--       most timers, most members to look at, "dead", "pending" (all others) or "" for both
 -- Gives {end due (ms) or -1, end member, then per timer: due (ms), member, rev, attempts,
---        0 scheduled, 1 firing, 2 dead}; the end is how far the page reaches, -1 when nothing is beyond.
+--        0 scheduled, 1 firing, or the reason of a dead one}; the end is how far the page reaches,
+--        -1 when nothing is beyond.
 --
 -- The backup score of a claimed timer is not its due time, so those are read from
 -- the tried set, whose score is, and skipped in the backup set. Dead ones are in a
@@ -13,7 +14,7 @@
 -- whatever the server's locale. Reads only.
 
 local topic, after, anchor = ARGV[2], ARGV[3], ARGV[4]
-local most, budget = tonumber(ARGV[5]), tonumber(ARGV[6])
+local most, budget, state = tonumber(ARGV[5]), tonumber(ARGV[6]), ARGV[7]
 
 -- Lua's own < on strings follows the locale.
 local function before(a, b)
@@ -44,7 +45,10 @@ local function start(set)
   return low
 end
 
-local function read(set)
+local function read(set, unwanted)
+  if state == unwanted then
+    return {flat = {}, at = 1}
+  end
   local first = start(set)
   local flat = redis.call('ZRANGE', set, first, first + budget - 1, 'WITHSCORES')
   return {flat = flat, at = 1, more = #flat == 2 * budget}
@@ -55,7 +59,7 @@ local function peek(source)
   return member, tonumber(source.flat[source.at + 1] or '')
 end
 
-local plain, tried, dead = read(KEYS[1]), read(KEYS[2]), read(KEYS[3])
+local plain, tried, dead = read(KEYS[1], 'dead'), read(KEYS[2], 'dead'), read(KEYS[3], 'pending')
 local sources = {plain, tried, dead}
 local displaced = {}
 for i = 1, #plain.flat, 2000 do
@@ -113,7 +117,7 @@ while true do
       count = count + 1
       local n = #out
       out[n + 1], out[n + 2], out[n + 3] = tonumber(v[1]), member, tonumber(v[2])
-      out[n + 4], out[n + 5] = tonumber(v[3] or '0'), v[6] and 2 or (v[4] or v[5]) and 1 or 0
+      out[n + 4], out[n + 5] = tonumber(v[3] or '0'), v[6] or (v[4] or v[5]) and 1 or 0
     end
   end
 end

@@ -303,7 +303,7 @@ func (s *Service) runReads(ctx context.Context, batch []readRequest) {
 }
 
 func (s *Service) runList(ctx context.Context, r readRequest) {
-	page, end, more, err := s.cfg.Store.List(ctx, r.topic, r.after, r.list.Limit)
+	page, end, more, err := s.cfg.Store.List(ctx, r.topic, r.list.State, r.after, r.list.Limit)
 	if err != nil {
 		s.fail(r.request, s.storeError("list", err))
 		return
@@ -312,7 +312,7 @@ func (s *Service) runList(ctx context.Context, r readRequest) {
 	// Room for the frame and a cursor of the longest member, in base64.
 	room := int(s.cfg.Conn.MaxPayload()) - len(`{"timers":[],"cursor":""}`) - 2*(timers.MaxTopic+timers.MaxID+24)
 	for i, t := range page {
-		item := wire.ListItem{Topic: t.Topic, ID: t.ID, Due: wire.FormatTime(t.Due), Rev: t.Rev, State: string(t.State), Attempts: t.Attempts}
+		item := wire.ListItem{Topic: t.Topic, ID: t.ID, Due: wire.FormatTime(t.Due), Rev: t.Rev, State: string(t.State), Attempts: t.Attempts, Reason: t.Reason}
 		b, err := encodeJSON(item)
 		if err != nil {
 			continue
@@ -346,11 +346,16 @@ func readList(body []byte) (wire.ListRequest, timers.Cursor, *wire.Error) {
 			}
 		}
 		if err != nil {
-			return req, timers.Cursor{}, wire.Errorf(wire.InvalidRequest, `body %+q: want an empty body or JSON {"limit":n,"cursor":s} (%s)`, wire.Cut(string(body)), err)
+			return req, timers.Cursor{}, wire.Errorf(wire.InvalidRequest, `body %+q: want an empty body or JSON {"limit":n,"cursor":s,"state":s} (%s)`, wire.Cut(string(body)), err)
 		}
 	}
 	if req.Limit < 1 || req.Limit > wire.MaxListLimit {
 		return req, timers.Cursor{}, wire.Errorf(wire.InvalidRequest, "limit %d: want 1 to %d", req.Limit, wire.MaxListLimit)
+	}
+	switch req.State {
+	case "", wire.ListDead, wire.ListPending:
+	default:
+		return req, timers.Cursor{}, wire.Errorf(wire.InvalidRequest, "state %+q: want %s or %s, or leave it out for all", wire.Cut(req.State), wire.ListDead, wire.ListPending)
 	}
 	after, ok := readCursor(req.Cursor)
 	if !ok {

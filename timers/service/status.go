@@ -12,12 +12,12 @@ import (
 )
 
 func (s *Service) runStatus(ctx context.Context, r readRequest) {
-	s.respondJSON(r.request, s.status(ctx))
+	s.respondJSON(r.request, s.Status(ctx))
 }
 
-// status is what this instance knows, and what Redis says of all of them. It
+// Status is what this instance knows, and what Redis says of all of them. It
 // answers without Redis too: that is when people ask.
-func (s *Service) status(ctx context.Context) wire.StatusReply {
+func (s *Service) Status(ctx context.Context) wire.StatusReply {
 	stats, lag := s.cfg.Firer.Stats(), s.cfg.Firer.Lag()
 	milliseconds := func(d time.Duration) float64 { return float64(d.Microseconds()) / 1000 }
 	event, sweep := stats.Event.Load(), stats.Sweep.Load()

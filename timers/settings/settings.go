@@ -4,12 +4,14 @@
 package settings
 
 import (
+	"errors"
 	"fmt"
 	"log/slog"
 	"os"
 	"slices"
 	"strings"
 	"time"
+	"unicode/utf8"
 
 	"github.com/lapse-timers/lapse/timers"
 	"github.com/lapse-timers/lapse/timers/metrics"
@@ -21,6 +23,9 @@ import (
 // runs a server of its own.
 const Embedded = "embedded"
 
+// MinHTTPToken is the fewest characters of LAPSE_HTTP_TOKEN.
+const MinHTTPToken = 16
+
 // Settings is every setting there is. main reads it with envconfig, under the
 // prefix LAPSE; lapse help prints the table.
 type Settings struct {
@@ -28,8 +33,11 @@ type Settings struct {
 	NATSURL        string        `envconfig:"NATS_URL" default:"embedded" desc:"nats:// or tls:// URL, several with commas, or embedded"`
 	NATSCreds      string        `envconfig:"NATS_CREDS" desc:"NATS credentials file"`
 	NATSListen     string        `envconfig:"NATS_LISTEN" default:"127.0.0.1:4222" desc:"where the embedded NATS server listens; [user:pass@|token@]host:port"`
+	WebSocket      string        `envconfig:"NATS_WEBSOCKET_LISTEN" desc:"where the embedded NATS server listens for browsers too; [user:pass@|token@]host:port"`
+	WSOrigins      []string      `envconfig:"NATS_WEBSOCKET_ORIGINS" desc:"web pages that may connect there, such as http://localhost:8000, several with commas; any, with a secret"`
 	DataDir        string        `envconfig:"DATA_DIR" default:"./lapse-data" desc:"data of the embedded servers"`
-	HTTPListen     string        `envconfig:"HTTP_LISTEN" default:"127.0.0.1:8420" desc:"/healthz, /readyz and /metrics"`
+	HTTPListen     string        `envconfig:"HTTP_LISTEN" default:"127.0.0.1:8420" desc:"the page, /healthz, /readyz and /metrics"`
+	HTTPToken      string        `envconfig:"HTTP_TOKEN" desc:"secret, at least 16 characters, with which the page may change timers; without, it is read-only"`
 	Prefix         string        `envconfig:"PREFIX" default:"timers" desc:"names the subjects, the keys, the stream and the service"`
 	Delivery       string        `envconfig:"DELIVERY" default:"jetstream" desc:"jetstream (stored and acknowledged) or core"`
 	Stream         string        `envconfig:"STREAM" desc:"stream to make when none covers the fired events; from the prefix"`
@@ -87,6 +95,14 @@ func (c *Settings) Check() error {
 	}
 	if _, err := metrics.ParseTopics(c.MetricsTopics); err != nil {
 		errs = append(errs, fmt.Errorf("LAPSE_METRICS_TOPICS=%+q: %w", c.MetricsTopics, err))
+	}
+	if n := utf8.RuneCountInString(c.HTTPToken); c.HTTPToken != "" && n < MinHTTPToken {
+		errs = append(errs, fmt.Errorf("LAPSE_HTTP_TOKEN has %d characters: want at least %d, such as the output of: openssl rand -hex 16", n, MinHTTPToken))
+	} else if strings.ContainsFunc(c.HTTPToken, func(r rune) bool { return r <= ' ' || r > '~' }) {
+		errs = append(errs, errors.New("LAPSE_HTTP_TOKEN holds a space or a character that is not ASCII, which no header carries: want letters, digits and punctuation"))
+	}
+	if c.WebSocket != "" && c.NATSURL != Embedded {
+		errs = append(errs, errors.New("LAPSE_NATS_WEBSOCKET_LISTEN is for the embedded NATS server only: put a websocket block into the configuration of the nats-server that LAPSE_NATS_URL names (README.md has it), or leave it out"))
 	}
 	if c.Partitions < 1 || c.Partitions > timers.MaxPartitions {
 		errs = append(errs, fmt.Errorf("LAPSE_PARTITIONS=%d: want 1 to %d", c.Partitions, timers.MaxPartitions))

@@ -11,6 +11,7 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
+	"strings"
 	"sync/atomic"
 	"syscall"
 	"time"
@@ -57,8 +58,19 @@ type Options struct {
 	// Version is shown on the index page.
 	Version string
 
+	// Page is the live page at /, which browsers get; nil: there is none. The
+	// server ends its streams when it stops.
+	Page Page
+
 	// Logger gets what goes wrong in the server; nil means none.
 	Logger *slog.Logger
+}
+
+// Page is what shows the instance to people (timers/web/page).
+type Page interface {
+	Routes(*http.ServeMux)                        // adds what the page loads and asks
+	Index(w http.ResponseWriter, r *http.Request) // answers the page
+	Close()                                       // ends its streams
 }
 
 // Server is the HTTP server. Make it with [New], then call [Server.Listen] and
@@ -92,6 +104,9 @@ func New(opt Options) *Server {
 	if opt.Profiles {
 		mux.Handle("/debug/pprof/", profiles())
 	}
+	if opt.Page != nil {
+		opt.Page.Routes(mux)
+	}
 	s.http = &http.Server{
 		Handler:           mux,
 		ReadHeaderTimeout: headerTimeout,
@@ -103,6 +118,9 @@ func New(opt Options) *Server {
 	}
 	return s
 }
+
+// Handler answers what the server answers, for tests of what it serves.
+func (s *Server) Handler() http.Handler { return s.http.Handler }
 
 // Listen takes the address. It is apart from [Server.Serve] so that an address
 // that cannot be had is one clear error before anything else has started.
@@ -161,6 +179,9 @@ func (s *Server) Serve(ctx context.Context) error {
 	case <-ctx.Done():
 	}
 	s.stopping.Store(true)
+	if s.opt.Page != nil {
+		s.opt.Page.Close() // its streams would not end by themselves
+	}
 	within, cancel := context.WithTimeout(context.WithoutCancel(ctx), stopTimeout)
 	defer cancel()
 	if err := s.http.Shutdown(within); err != nil {
@@ -234,8 +255,15 @@ func down(why string) wire.HealthReply {
 	}
 }
 
-func (s *Server) index(w http.ResponseWriter, _ *http.Request) {
+// index is the page for browsers, and text for who asks with curl.
+func (s *Server) index(w http.ResponseWriter, r *http.Request) {
+	w.Header().Set("Vary", "Accept")
+	if s.opt.Page != nil && strings.Contains(r.Header.Get("Accept"), "text/html") {
+		s.opt.Page.Index(w, r)
+		return
+	}
 	text(w, "Lapse "+s.opt.Version+", a timer service on Redis and NATS\n\n"+
+		"/          the live page, in a browser\n"+
 		"/healthz   200 while the process lives\n"+
 		"/readyz    how it is, part by part, in JSON; 503 when it cannot take or fire timers\n"+
 		"/metrics   for Prometheus\n")

@@ -42,7 +42,14 @@ const (
 type ListRequest struct {
 	Limit  int    `json:"limit,omitempty"`  // 1 to MaxListLimit; DefaultListLimit when left out
 	Cursor string `json:"cursor,omitempty"` // of the page before
+	State  string `json:"state,omitempty"`  // ListDead or ListPending; all when left out
 }
+
+// Values of [ListRequest].State.
+const (
+	ListDead    = StateDead // those that were given up on
+	ListPending = "pending" // all others
+)
 
 // ListReply is one page of a listing. The listing is finished only when the
 // cursor is empty: a page may be short, or empty, before that.
@@ -59,6 +66,7 @@ type ListItem struct {
 	Rev      int64  `json:"rev"`
 	State    string `json:"state"`
 	Attempts int    `json:"attempts"`
+	Reason   string `json:"reason,omitempty"` // why it was given up on, while it is dead
 }
 
 // StatusReply is the body of the reply to a status request, as seen by the
