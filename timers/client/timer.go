@@ -30,6 +30,7 @@ func At(t time.Time) When { return When{"@at " + t.UTC().Format(time.RFC3339Nano
 // "@at 2030-01-02T03:04:05Z". The service refuses what it does not understand.
 func Schedule(raw string) When { return When{raw} }
 
+// String is the value of the Timer-Schedule header.
 func (w When) String() string { return w.schedule }
 
 // State says where in its life a timer is.
