@@ -32,6 +32,7 @@ is made when it is missing. lapse-serve(1) has the settings.`,
 			root.InitDefaultCompletionCmd()
 			for _, c := range append(root.Commands(), root) {
 				c.DisableAutoGenTag = true
+				c.Use = strings.ReplaceAll(c.Use, "<", `\<`) // markdown takes <topic> for HTML, and leaves it out
 				c.Long = indented.ReplaceAllString(c.Long, "    $1")
 			}
 			if serve := a.info.Serve; serve != nil && a.info.Settings != nil {

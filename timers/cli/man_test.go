@@ -18,7 +18,7 @@ func TestMan(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "man1")
 	lapse(t, nil, "", "man", dir).ok(t, "lapse.1")
 	for page, holds := range map[string]string{
-		"lapse.1": "set orders.close", "lapse-set.1": "\\-\\-in", "lapse-serve.1": "LAPSE_REDIS_URL", "lapse-man.1": "settings", "lapse-completion-bash.1": "bash",
+		"lapse.1": "set orders.close", "lapse-set.1": "lapse set <topic>", "lapse-serve.1": "LAPSE_REDIS_URL", "lapse-man.1": "settings", "lapse-completion-bash.1": "bash",
 	} {
 		b, err := os.ReadFile(filepath.Join(dir, page))
 		if err != nil {
