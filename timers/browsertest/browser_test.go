@@ -81,7 +81,9 @@ func newTab(t *testing.T, home string) *tab {
 			}
 		case *log.EventEntryAdded: // violations of the policy, failed requests
 			b.mu.Lock()
-			expected := b.cut && e.Entry.Source == log.EntrySourceNetwork || strings.Contains(e.Entry.URL, "/api/")
+			// What the API refuses is refused to a test that wants it so.
+			refused := strings.Contains(e.Entry.URL, "/api/") || e.Entry.URL == "" && strings.Contains(e.Entry.Text, "status of 401")
+			expected := e.Entry.Source == log.EntrySourceNetwork && (b.cut || refused)
 			b.mu.Unlock()
 			if !expected {
 				b.wrong("log: %s %s %s", e.Entry.Level, e.Entry.Text, e.Entry.URL)
