@@ -62,6 +62,7 @@ func saysSo(t *testing.T, l *timerstest.LapseServer, c *client.Client, natsURL, 
 // with what mends it; timers fire without them; and when it is mended that
 // shows as well.
 func TestReasonsForDeafness(t *testing.T) {
+	t.Parallel()
 	as := func(rules ...string) func(*testing.T, *redis.Client) {
 		return func(t *testing.T, rdb *redis.Client) {
 			t.Helper()
@@ -132,6 +133,7 @@ func TestReasonsForDeafness(t *testing.T) {
 
 // What cannot be seen may be right all the same, and then nothing is wrong.
 func TestFlagsThatAreRightAndNotToBeSetOrSeen(t *testing.T) {
+	t.Parallel()
 	for _, tc := range []struct {
 		name, rule, note string
 	}{

@@ -44,6 +44,7 @@ func TestRedisAwayAtStart(t *testing.T) {
 }
 
 func TestRedisAwayLater(t *testing.T) {
+	t.Parallel()
 	for _, kind := range []struct {
 		name       string
 		leave      func(*timerstest.RedisServer)
@@ -106,6 +107,7 @@ func boolToInt(b bool) int {
 
 // TestStopWhileRedisIsAway sends SIGTERM while timers are due and requests wait.
 func TestStopWhileRedisIsAway(t *testing.T) {
+	t.Parallel()
 	const grace = 4 * time.Second
 	for _, kind := range []struct {
 		name            string
@@ -143,6 +145,7 @@ func TestStopWhileRedisIsAway(t *testing.T) {
 // all timers long before: a claim that was under way at the kill must be
 // taken up again by its claimer.
 func TestRedisKilledWhileTimersFallDue(t *testing.T) {
+	t.Parallel()
 	for _, kind := range []struct {
 		name string
 		args []string
