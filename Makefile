@@ -50,7 +50,7 @@ test:
 	@./.ci/setup.sh test
 	go vet ./...
 	CGO_ENABLED=1 go build -buildvcs=false $(RACE) ./...
-	CGO_ENABLED=1 go test $(RACE) -count=1 -p 4 $(TESTFLAGS) $$(go list ./... | grep -vE '/timers/($(ALONE))$$')
+	CGO_ENABLED=1 go test $(RACE) -count=1 -p 4 -parallel 4 $(TESTFLAGS) $$(go list ./... | grep -vE '/timers/($(ALONE))$$')
 	CGO_ENABLED=1 go test $(RACE) -count=1 -p 1 -parallel 4 $(TESTFLAGS) $(addprefix ./timers/,$(subst |, ,$(ALONE)))
 
 # The same at full size and without the race detector.

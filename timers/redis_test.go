@@ -10,6 +10,7 @@ import (
 )
 
 func TestInspect(t *testing.T) {
+	t.Parallel()
 	r := newRig(t)
 	s, err := timers.Inspect(t.Context(), r.rdb)
 	require.NoError(t, err)
@@ -34,6 +35,7 @@ func TestInspect(t *testing.T) {
 }
 
 func TestRedisURLErrorsHideThePassword(t *testing.T) {
+	t.Parallel()
 	for _, url := range []string{"redis://user:s3cret@host:notaport", "http://user:s3cret@host", "redis://user:s3cret@host?unknown=1", "redis://user:s3cret@ho st", "s3cret"} {
 		_, err := timers.ParseRedisURL(url)
 		require.Error(t, err, url)
