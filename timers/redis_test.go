@@ -20,6 +20,12 @@ func TestInspect(t *testing.T) {
 	s, err = timers.Inspect(t.Context(), r.rdb)
 	require.NoError(t, err)
 	require.Len(t, s.Warnings(), 1)
+	require.Contains(t, s.Warnings()[0], "late by the grace")
+	require.NoError(t, r.rdb.ConfigSet(t.Context(), "maxmemory-policy", "allkeys-lru").Err())
+	s, err = timers.Inspect(t.Context(), r.rdb)
+	require.NoError(t, err)
+	require.Len(t, s.Warnings(), 1)
+	require.Contains(t, s.Warnings()[0], "LOST")
 	require.ErrorContains(t, timers.Server{Version: "6.0.16"}.Refusal(), "6.2")
 	require.ErrorContains(t, timers.Server{Version: "7.2.4", Cluster: true}.Refusal(), "Cluster")
 
