@@ -110,6 +110,7 @@ func TestReasonsForDeafness(t *testing.T) {
 			c := newClient(t, nc)
 			timerstest.Eventually(t, soon, "the log says so", func() bool { return strings.Contains(l.Log(), cannotHear) })
 			saysSo(t, l, c, ns.URL(), wire.HealthDegraded, tc.words...)
+			timerstest.Eventually(t, soon, "the metric says so", func() bool { return scrape(t, l).sum("lapse_part_health", "part", "subscription") == 0.5 })
 			for i := range 5 {
 				source, lag := sourceOf(t, c, fmt.Sprint("deaf", i))
 				require.Equal(t, "sweep", source)

@@ -93,6 +93,7 @@ func TestNothingFallsDueForMinutes(t *testing.T) {
 	require.Equal(t, "event", source)
 	require.Less(t, lag, time.Second)
 	require.Equal(t, before, gaps(t, c), "it was subscribed all the time")
+	require.Zero(t, scrape(t, l).sum("lapse_resubscriptions_total"))
 	require.Empty(t, l.Log()[said:], "it had nothing to say")
 	t.Logf("%v after its due time", lag)
 }
