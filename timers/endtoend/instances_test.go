@@ -3,6 +3,7 @@ package endtoend
 import (
 	"fmt"
 	"net"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -39,7 +40,7 @@ func TestInstanceOnAReplica(t *testing.T) {
 	astray.Launch()
 	astray.HTTP = addr
 	readySays(t, astray, 503, "waiting for Redis")
-	require.Contains(t, astray.Log(), "read only replica")
+	timerstest.Eventually(t, soon, "the log says why", func() bool { return strings.Contains(astray.Log(), "read only replica") })
 	nc := ns.Connect(t)
 	c, l := newClient(t, nc), newLedger()
 	r := receive(t, c)
