@@ -1,6 +1,7 @@
 package endtoend
 
 import (
+	"context"
 	"fmt"
 	"regexp"
 	"strings"
@@ -89,7 +90,7 @@ func TestNothingFallsDueForMinutes(t *testing.T) {
 	readyz(t, l, 200, "subscription", "ok")
 	said, before := len(l.Log()), gaps(t, c)
 	passes(t, time.Now().Add(seconds(6, 180)))
-	source, lag := sourceOf(t, c, nc, "idle")
+	source, lag := sourceOf(t, c, "idle")
 	require.Equal(t, "event", source)
 	require.Less(t, lag, time.Second)
 	require.Equal(t, before, gaps(t, c), "it was subscribed all the time")
@@ -125,7 +126,7 @@ func TestRedisRefusesConnections(t *testing.T) {
 	back := time.Now()
 	ready(t, l, 200)
 	readyz(t, l, 200, "subscription", "ok")
-	source, lag := sourceOf(t, c, nc, "back")
+	source, lag := sourceOf(t, c, "back")
 	took := time.Since(back)
 	t.Logf("fired %v after Redis was back from %v, %v after its due time", took.Round(time.Millisecond), away, lag)
 	require.Equal(t, "event", source)
@@ -178,7 +179,7 @@ func TestDelaysAreKept(t *testing.T) {
 	var asked [n]atomic.Int64 // when the timer was asked for, in ns since the start
 	began := time.Now()
 	early, came, subsecond := make(chan string, n), make(chan struct{}, n), atomic.Int64{}
-	_, err := c.Subscribe("delay", func(f client.Fired) {
+	_, err := c.Handle(t.Context(), "delay", func(_ context.Context, f client.Fired) {
 		var i, ms int
 		fmt.Sscan(string(f.Payload), &i, &ms) //nolint:errcheck // it is ours
 		if d := time.Since(began) - time.Duration(asked[i].Load()); d < time.Duration(ms)*time.Millisecond {
@@ -190,7 +191,6 @@ func TestDelaysAreKept(t *testing.T) {
 		came <- struct{}{}
 	})
 	require.NoError(t, err)
-	require.NoError(t, nc.Flush())
 	parallel(t, 32, n, func(i int) error {
 		ms := 1 + i*3 // 1 ms to 3 s
 		asked[i].Store(int64(time.Since(began)))
