@@ -54,7 +54,7 @@ test:
 	@./.ci/setup.sh test
 	go vet ./...
 	CGO_ENABLED=1 go build -buildvcs=false $(RACE) ./...
-	CGO_ENABLED=1 go test $(RACE) -count=1 -p 4 $(TESTFLAGS) $$(go list ./... | grep -vE '/timers/($(ALONE)|$(BROWSER))$$')
+	CGO_ENABLED=1 go test $(RACE) -count=1 -p 4 -parallel 4 $(TESTFLAGS) $$(go list ./... | grep -vE '/timers/($(ALONE)|$(BROWSER))$$')
 	CGO_ENABLED=1 go test $(RACE) -count=1 -p 1 -parallel 4 $(TESTFLAGS) $(addprefix ./timers/,$(subst |, ,$(ALONE))) $$(./.ci/setup.sh has-browser && echo ./timers/$(BROWSER))
 
 # The same at full size and without the race detector.

@@ -12,6 +12,7 @@ import (
 )
 
 func TestMissingFlags(t *testing.T) {
+	t.Parallel()
 	for _, c := range []struct{ have, missing, wanted string }{
 		{"", "Ex", "Ex"},
 		{"x", "E", "xE"},
@@ -63,6 +64,7 @@ func FuzzFlags(f *testing.F) {
 // What Redis itself makes of every combination of letters: it takes the value
 // that we would set, keeps the neighbour's letters, and then announces.
 func TestLookKeepsTheFlagsOfOthers(t *testing.T) {
+	t.Parallel()
 	ctx := t.Context()
 	c := timerstest.Redis(t).Client()
 	for _, have := range []string{"", "K", "E", "x", "Kg", "KA", "A", "K$lshzxe", "Eg", "Kxt", "KEgxmn", "AKE"} {
@@ -94,6 +96,7 @@ func TestLookKeepsTheFlagsOfOthers(t *testing.T) {
 }
 
 func TestLookDoesNotSetWhenOff(t *testing.T) {
+	t.Parallel()
 	ctx := t.Context()
 	c := timerstest.Redis(t, "--notify-keyspace-events", "Kg").Client()
 	f, err := look(ctx, c, false)
@@ -111,6 +114,7 @@ func TestLookDoesNotSetWhenOff(t *testing.T) {
 }
 
 func TestReplicaEndsTheSession(t *testing.T) {
+	t.Parallel()
 	ctx := t.Context()
 	for _, protocol := range []int{2, 3} {
 		s := timerstest.RedisTCP(t)
@@ -136,6 +140,7 @@ func (e replyError) Error() string { return string(e) }
 func (e replyError) RedisError()   {}
 
 func TestRefused(t *testing.T) {
+	t.Parallel()
 	for reply, want := range map[string]bool{
 		"NOPERM this user has no permissions to run the 'config|get' command": true,
 		"ERR unknown command 'config', with args beginning with: 'get' ":      true,

@@ -169,6 +169,7 @@ func setFlagsTo(t testing.TB, c *redis.Client, value string) {
 }
 
 func TestHearsExpiredTimers(t *testing.T) {
+	t.Parallel()
 	c := timerstest.Redis(t).Client()
 	r := listen(t, c, c, nil)
 	r.gap()
@@ -194,6 +195,7 @@ func TestHearsExpiredTimers(t *testing.T) {
 }
 
 func TestDeafBeforeRun(t *testing.T) {
+	t.Parallel()
 	c := timerstest.Redis(t).Client()
 	l := New(Config{Client: c, Keys: keysOf(t)})
 	if h := l.Health(); !l.Deaf() || h.OK || !strings.Contains(h.Why, "not subscribed") {
@@ -202,6 +204,7 @@ func TestDeafBeforeRun(t *testing.T) {
 }
 
 func TestListensToTheDatabaseOfTheClient(t *testing.T) {
+	t.Parallel()
 	s := timerstest.Redis(t)
 	o := *s.Client().Options()
 	o.DB = 5
@@ -221,6 +224,7 @@ func TestListensToTheDatabaseOfTheClient(t *testing.T) {
 
 // A probe asks about the channel of its own database.
 func TestProbesOfAnotherDatabase(t *testing.T) {
+	t.Parallel()
 	s := timerstest.Redis(t)
 	o := *s.Client().Options()
 	o.DB = 5
@@ -237,6 +241,7 @@ func TestProbesOfAnotherDatabase(t *testing.T) {
 }
 
 func TestRESP2(t *testing.T) {
+	t.Parallel()
 	s := timerstest.Redis(t)
 	o := *s.Client().Options()
 	o.Protocol = 2
@@ -251,6 +256,7 @@ func TestRESP2(t *testing.T) {
 }
 
 func TestForeignKeysAreIgnored(t *testing.T) {
+	t.Parallel()
 	c := timerstest.Redis(t).Client()
 	r := listen(t, c, c, nil)
 	r.gap()
@@ -272,6 +278,7 @@ func TestForeignKeysAreIgnored(t *testing.T) {
 }
 
 func TestKilledSubscriberComesBack(t *testing.T) {
+	t.Parallel()
 	c := timerstest.Redis(t).Client()
 	r := listen(t, c, c, func(l *Listener) { l.pace.healthy = 0 }) // each kill is the first after a good time
 	r.gap()
@@ -295,6 +302,7 @@ func TestKilledSubscriberComesBack(t *testing.T) {
 }
 
 func TestClearedFlagsAreRepairedAtCheck(t *testing.T) {
+	t.Parallel()
 	c := timerstest.Redis(t).Client()
 	r := listen(t, c, c, func(l *Listener) { l.pace.look = time.Hour })
 	r.gap()
@@ -320,6 +328,7 @@ func TestClearedFlagsAreRepairedAtCheck(t *testing.T) {
 }
 
 func TestClearedFlagsAreRepairedByThePeriodicLook(t *testing.T) {
+	t.Parallel()
 	c := timerstest.Redis(t).Client()
 	r := listen(t, c, c, func(l *Listener) { l.pace.look = 50 * time.Millisecond })
 	r.gap()
@@ -332,6 +341,7 @@ func TestClearedFlagsAreRepairedByThePeriodicLook(t *testing.T) {
 }
 
 func TestSufficientFlagsAreLeftAlone(t *testing.T) {
+	t.Parallel()
 	for _, flags := range []string{"Ex", "KEA", "AE", "Egx"} {
 		c := timerstest.Redis(t, "--notify-keyspace-events", flags).Client()
 		r := listen(t, c, c, func(l *Listener) { l.pace.look = 5 * time.Millisecond })
@@ -366,6 +376,7 @@ func calls(t testing.TB, c *redis.Client, command string) (n int) {
 }
 
 func TestMissingFlagsWithConfigureOff(t *testing.T) {
+	t.Parallel()
 	c := timerstest.Redis(t, "--notify-keyspace-events", "Kx").Client()
 	r := listen(t, c, c, func(l *Listener) { l.cfg.Configure, l.pace.look = false, 5*time.Millisecond })
 	r.gap()
@@ -386,6 +397,7 @@ func TestMissingFlagsWithConfigureOff(t *testing.T) {
 }
 
 func TestSilentSocketIsNoticed(t *testing.T) {
+	t.Parallel()
 	s := timerstest.RedisTCP(t)
 	c := s.Client()
 	r := listen(t, c, c, func(l *Listener) { l.pace.ping, l.pace.pong = 100*time.Millisecond, 200*time.Millisecond })
@@ -409,6 +421,7 @@ func TestSilentSocketIsNoticed(t *testing.T) {
 }
 
 func TestQuietSubscriptionStays(t *testing.T) {
+	t.Parallel()
 	c := timerstest.Redis(t).Client()
 	r := listen(t, c, c, func(l *Listener) { l.pace.ping, l.pace.pong = time.Millisecond, within })
 	r.gap()

@@ -36,6 +36,7 @@ func noKeyLeft(t testing.TB, c *redis.Client) {
 // Nothing falls due for a long time: the subscription is neither torn down nor
 // worn out, and the next timer is heard.
 func TestIdleSubscriptionStays(t *testing.T) {
+	t.Parallel()
 	c := timerstest.Redis(t).Client()
 	r := listen(t, c, c, func(l *Listener) {
 		l.pace.probe, l.pace.heard = 10*time.Millisecond, within
@@ -59,6 +60,7 @@ func TestIdleSubscriptionStays(t *testing.T) {
 
 // A missed event alone is no reason to ask, as long as others come.
 func TestNoProbeWhileTimersAreHeard(t *testing.T) {
+	t.Parallel()
 	c := timerstest.Redis(t).Client()
 	r := listen(t, c, c, func(l *Listener) { l.pace.probe, l.pace.heard, l.pace.checked = time.Hour, time.Hour, time.Nanosecond })
 	r.gap()
@@ -75,6 +77,7 @@ func TestNoProbeWhileTimersAreHeard(t *testing.T) {
 
 // A timer whose event was missed while none comes is reason enough.
 func TestProbeAtCheck(t *testing.T) {
+	t.Parallel()
 	c := timerstest.Redis(t).Client()
 	r := listen(t, c, c, func(l *Listener) { l.pace.probe, l.pace.heard = time.Hour, 100*time.Millisecond })
 	r.gap()
@@ -85,6 +88,7 @@ func TestProbeAtCheck(t *testing.T) {
 // A subscription that is confirmed, answers pings and brings nothing is found
 // out, told once, made anew, and trusted again after the first event.
 func TestSilentlyDeafSubscription(t *testing.T) {
+	t.Parallel()
 	s := timerstest.RedisTCP(t)
 	proxy := timerstest.Swallowing(t, s)
 	r := listen(t, s.Client(), proxy.Client(), hasty(time.Second))
@@ -131,6 +135,7 @@ func TestSilentlyDeafSubscription(t *testing.T) {
 
 // The control: without probes the same subscription passes for sound.
 func TestWithoutProbesSilentDeafnessStays(t *testing.T) {
+	t.Parallel()
 	s := timerstest.RedisTCP(t)
 	proxy := timerstest.Swallowing(t, s)
 	r := listen(t, s.Client(), proxy.Client(), func(l *Listener) {
@@ -152,6 +157,7 @@ func TestWithoutProbesSilentDeafnessStays(t *testing.T) {
 
 // Several instances: one asks, and its event answers for all of them.
 func TestProbesOfOthersAreHeard(t *testing.T) {
+	t.Parallel()
 	c := timerstest.Redis(t, "--notify-keyspace-events", "Ex").Client()
 	asks := listen(t, c, c, func(l *Listener) { l.pace.probe, l.pace.heard = 20*time.Millisecond, within })
 	listens := listen(t, c, c, func(l *Listener) { l.pace.probe = time.Hour })
@@ -170,6 +176,7 @@ func TestProbesOfOthersAreHeard(t *testing.T) {
 // Redis hides its flags. That they are right shows at once, and not with the
 // first timer.
 func TestHiddenFlagsAreProvedByAProbe(t *testing.T) {
+	t.Parallel()
 	for name, rename := range map[string]bool{"CONFIG renamed away": true, "CONFIG refused": false} {
 		t.Run(name, func(t *testing.T) {
 			args := []string{"--notify-keyspace-events", "Ex"}
@@ -195,6 +202,7 @@ func TestHiddenFlagsAreProvedByAProbe(t *testing.T) {
 }
 
 func TestHiddenFlagsThatAreWrong(t *testing.T) {
+	t.Parallel()
 	s := timerstest.Redis(t, "--notify-keyspace-events", "")
 	r := listen(t, s.Client(), as(t, s, "&*", "-config"), hasty(200*time.Millisecond))
 	r.eventually("subscribed again and again", func() bool { return r.Stats().Resubscriptions >= 2 })
@@ -216,6 +224,7 @@ func TestHiddenFlagsThatAreWrong(t *testing.T) {
 
 // A Redis that takes no writes says nothing about its events.
 func TestProbeThatCannotBeWrittenJudgesNothing(t *testing.T) {
+	t.Parallel()
 	ctx := context.Background()
 	for _, tc := range []struct {
 		name  string
@@ -268,6 +277,7 @@ func TestProbeThatCannotBeWrittenJudgesNothing(t *testing.T) {
 
 // Nothing tells whether events come: neither the flags nor a probe.
 func TestHiddenFlagsAndNoProbe(t *testing.T) {
+	t.Parallel()
 	s := timerstest.Redis(t, "--notify-keyspace-events", "Ex")
 	r := listen(t, s.Client(), as(t, s, "&*", "-config", "-set"), hasty(within))
 	r.eventually("told", func() bool { return r.log.count(cannotHear) == 1 })
@@ -283,6 +293,7 @@ func TestHiddenFlagsAndNoProbe(t *testing.T) {
 // Flags that are cleared while a probe is under way explain it: they are
 // mended, and the subscription stays.
 func TestClearedFlagsAreNoDeafSubscription(t *testing.T) {
+	t.Parallel()
 	c := timerstest.Redis(t).Client()
 	r := listen(t, c, c, func(l *Listener) {
 		l.pace.look, l.pace.probe, l.pace.heard = time.Hour, 50*time.Millisecond, 500*time.Millisecond
@@ -302,6 +313,7 @@ func TestClearedFlagsAreNoDeafSubscription(t *testing.T) {
 // A failover leads to a server that was never told to announce anything: flags
 // are no data, and are not replicated.
 func TestAnotherServerWithoutFlags(t *testing.T) {
+	t.Parallel()
 	first, second := timerstest.Redis(t), timerstest.Redis(t, "--notify-keyspace-events", "")
 	var to atomic.Pointer[timerstest.RedisServer]
 	to.Store(first)

@@ -28,6 +28,7 @@ func as(t testing.TB, s *timerstest.RedisServer, rules ...any) *redis.Client {
 }
 
 func TestConfigRenamedAway(t *testing.T) {
+	t.Parallel()
 	c := timerstest.Redis(t, "--rename-command", "CONFIG", "", "--notify-keyspace-events", "").Client()
 	r := listen(t, c, c, func(l *Listener) { l.pace.look, l.pace.heard = 2*time.Millisecond, 200*time.Millisecond })
 	r.gap()
@@ -49,6 +50,7 @@ func TestConfigRenamedAway(t *testing.T) {
 // it, and events that stay away while timers are recovered refute it, where no
 // probe can.
 func TestHiddenFlagsAreProvedByAnEvent(t *testing.T) {
+	t.Parallel()
 	s := timerstest.Redis(t, "--notify-keyspace-events", "Ex")
 	r := listen(t, s.Client(), as(t, s, "&*", "-config"), func(l *Listener) {
 		l.pace.look, l.pace.checked, l.pace.probe = time.Hour, time.Millisecond, 0
@@ -100,6 +102,7 @@ func TestHiddenFlagsAreProvedByAnEvent(t *testing.T) {
 }
 
 func TestConfigSetRefused(t *testing.T) {
+	t.Parallel()
 	s := timerstest.Redis(t, "--notify-keyspace-events", "E")
 	r := listen(t, s.Client(), as(t, s, "&*", "-config|set"), func(l *Listener) { l.pace.look = 5 * time.Millisecond })
 	r.gap()
@@ -118,6 +121,7 @@ func TestConfigSetRefused(t *testing.T) {
 }
 
 func TestConfigSetRefusedButFlagsRight(t *testing.T) {
+	t.Parallel()
 	s := timerstest.Redis(t, "--notify-keyspace-events", "Ex")
 	r := listen(t, s.Client(), as(t, s, "&*", "-config|set"), nil)
 	r.gap()
@@ -128,6 +132,7 @@ func TestConfigSetRefusedButFlagsRight(t *testing.T) {
 }
 
 func TestChannelRefusedByACL(t *testing.T) {
+	t.Parallel()
 	s := timerstest.Redis(t)
 	r := listen(t, s.Client(), as(t, s, "resetchannels"), func(l *Listener) { l.pace.backoffMax = 20 * time.Millisecond })
 	r.eventually("explained", func() bool { return strings.Contains(r.Health().Why, "NOPERM") })
@@ -153,6 +158,7 @@ func TestChannelRefusedByACL(t *testing.T) {
 
 // The remedy that health names is all that is needed.
 func TestLeastACL(t *testing.T) {
+	t.Parallel()
 	s := timerstest.Redis(t, "--notify-keyspace-events", "Ex")
 	c := as(t, s, "-@all", "resetchannels", "+subscribe", "+ping", "&__keyevent@0__:expired")
 	r := listen(t, s.Client(), c, nil)
@@ -162,6 +168,7 @@ func TestLeastACL(t *testing.T) {
 
 // An ACL without PING answers with an error, which is a sign of life.
 func TestPingRefusedByACL(t *testing.T) {
+	t.Parallel()
 	s := timerstest.Redis(t)
 	r := listen(t, s.Client(), as(t, s, "&*", "-ping"), func(l *Listener) { l.pace.ping, l.pace.pong = 5*time.Millisecond, within })
 	r.gap()
@@ -181,6 +188,7 @@ func TestPingRefusedByACL(t *testing.T) {
 }
 
 func TestRedisAwayAndBack(t *testing.T) {
+	t.Parallel()
 	s := timerstest.RedisTCP(t, "--notify-keyspace-events", "")
 	c := s.Client()
 	refusals := make(chan struct{}, 1000)
@@ -234,6 +242,7 @@ func TestRedisAwayAndBack(t *testing.T) {
 }
 
 func TestRedisAwayAtStart(t *testing.T) {
+	t.Parallel()
 	s := timerstest.RedisTCP(t)
 	c := s.Client()
 	s.Stop()
@@ -246,6 +255,7 @@ func TestRedisAwayAtStart(t *testing.T) {
 
 // Both at once: the flags go while nobody is connected to see it.
 func TestKilledAndClearedAgainAndAgain(t *testing.T) {
+	t.Parallel()
 	c := timerstest.Redis(t).Client()
 	r := listen(t, c, c, func(l *Listener) { l.pace.healthy = 0 })
 	r.gap()
@@ -261,6 +271,7 @@ func TestKilledAndClearedAgainAndAgain(t *testing.T) {
 // A master that became a replica behind a connection that stays announces
 // nothing, though its flags are right and pings are answered.
 func TestDemotedMaster(t *testing.T) {
+	t.Parallel()
 	c := timerstest.Redis(t).Client()
 	r := listen(t, c, c, func(l *Listener) { l.pace.look = 20 * time.Millisecond })
 	r.gap()
@@ -278,6 +289,7 @@ func TestDemotedMaster(t *testing.T) {
 }
 
 func TestStopsAtOnce(t *testing.T) {
+	t.Parallel()
 	s := timerstest.RedisTCP(t)
 	c := s.Client()
 	t.Run("while listening", func(t *testing.T) {

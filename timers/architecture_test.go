@@ -54,6 +54,7 @@ var only = map[string][]string{
 }
 
 func TestImportArrows(t *testing.T) {
+	t.Parallel()
 	out, err := exec.Command("go", "list", "-f", `{{.ImportPath}} {{join .Imports " "}}`, module+"/...").Output()
 	require.NoError(t, err)
 	var seen []string
@@ -81,6 +82,7 @@ func TestImportArrows(t *testing.T) {
 
 // What another service builds when it imports the client.
 func TestClientBuildsWithoutRedis(t *testing.T) {
+	t.Parallel()
 	out, err := exec.Command("go", "list", "-deps", module+"/timers/client").Output()
 	require.NoError(t, err)
 	for line := range strings.Lines(string(out)) {

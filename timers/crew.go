@@ -11,6 +11,8 @@ import (
 	"time"
 
 	"github.com/cespare/xxhash/v2"
+
+	"github.com/lapse-timers/lapse/timers/fault"
 )
 
 // CrewConfig is what a [Crew] works with.
@@ -286,6 +288,7 @@ func (c *Crew) changed(ctx context.Context) bool {
 // rescue gives back what a dead instance had claimed, and strikes it off.
 func (c *Crew) rescue(ctx context.Context, instance string) {
 	total := 0
+	fault.Point("rescue")
 	for p := range c.store.keys.Partitions() {
 		n, err := c.store.Rescue(ctx, p, instance)
 		total += n
@@ -294,6 +297,7 @@ func (c *Crew) rescue(ctx context.Context, instance string) {
 			return
 		}
 	}
+	fault.Point("rescued")
 	c.stats.Deaths.Add(1)
 	c.stats.Rescued.Add(int64(total))
 	if total > 0 {

@@ -78,6 +78,7 @@ func (r *rig) claimBy(m *mate, ids ...string) []timers.Claim {
 }
 
 func TestCrewSharesEveryTimerOnce(t *testing.T) {
+	t.Parallel()
 	r := newRig(t)
 	for _, n := range []int{1, 2, 3} {
 		crew := r.crewOf(n)
@@ -112,6 +113,7 @@ func TestCrewSharesEveryTimerOnce(t *testing.T) {
 
 // Who cannot deliver takes no share; where nobody can, everything is everyone's.
 func TestCrewOfThoseThatFire(t *testing.T) {
+	t.Parallel()
 	r := newRig(t)
 	crew := r.crewOf(2)
 	<-crew[0].fires
@@ -131,6 +133,7 @@ func TestCrewOfThoseThatFire(t *testing.T) {
 
 // The claims of the dead come back within their life, those of the living stay.
 func TestClaimsOfADeadInstanceComeBack(t *testing.T) {
+	t.Parallel()
 	r := newRig(t)
 	crew := r.crewOf(2)
 	var dead, living []string
@@ -174,6 +177,7 @@ func TestClaimsOfADeadInstanceComeBack(t *testing.T) {
 
 // One that comes alone after the death finds it too.
 func TestClaimsOfTheDeadAreFoundAtTheStart(t *testing.T) {
+	t.Parallel()
 	r := newRig(t)
 	m := r.join("a")
 	r.sees(1, m)
@@ -191,6 +195,7 @@ func TestClaimsOfTheDeadAreFoundAtTheStart(t *testing.T) {
 
 // Signs that were lost together with one's own prove nobody's death.
 func TestLostSignsAreNoDeath(t *testing.T) {
+	t.Parallel()
 	r := newRig(t)
 	crew := r.crewOf(3)
 	r.past(r.set("x", 0, "x").Due)
@@ -210,6 +215,7 @@ func TestLostSignsAreNoDeath(t *testing.T) {
 
 // What a stop could not settle is given back at once.
 func TestLeaveGivesClaimsBack(t *testing.T) {
+	t.Parallel()
 	r := newRig(t)
 	crew := r.crewOf(2)
 	r.past(r.set("x", 0, "x").Due)
@@ -228,6 +234,7 @@ func TestLeaveGivesClaimsBack(t *testing.T) {
 
 // A Redis in which nobody can sign leaves everybody with everything.
 func TestCrewThatCannotSign(t *testing.T) {
+	t.Parallel()
 	r := newRig(t)
 	crew := r.crewOf(2)
 	require.NoError(t, r.rdb.Del(t.Context(), "timers:{crew}:members").Err())
@@ -240,6 +247,7 @@ func TestCrewThatCannotSign(t *testing.T) {
 }
 
 func TestSignsAtMaxmemory(t *testing.T) {
+	t.Parallel()
 	r := newRig(t)
 	require.NoError(t, r.rdb.ConfigSet(t.Context(), "maxmemory", "1").Err())
 	crew := r.crewOf(2)
@@ -247,6 +255,7 @@ func TestSignsAtMaxmemory(t *testing.T) {
 }
 
 func TestNoticeReachesTheOthers(t *testing.T) {
+	t.Parallel()
 	r := newRig(t)
 	crew := r.crewOf(2)
 	lead, other := crew[0], crew[1]

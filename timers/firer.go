@@ -494,10 +494,12 @@ func (f *Firer) bury(ctx context.Context, oldest time.Time, p int, burials []bur
 		list[i] = b.Burial
 	}
 	var dead []bool
+	fault.Point("bury")
 	f.untilWritten(ctx, oldest, len(list), func(ctx context.Context) (err error) {
 		dead, err = f.store.Bury(ctx, p, list)
 		return err
 	})
+	fault.Point("buried")
 	for i := range list {
 		is := i < len(dead) && dead[i] // else a cancel had stopped it, or it could not be written
 		f.cfg.Ended(burials[i].attempt(is))

@@ -45,6 +45,7 @@ func (s *scripted) seen() []int {
 }
 
 func TestFirerGivesUp(t *testing.T) {
+	t.Parallel()
 	full := errors.New("stream TIMERS refuses: maximum messages exceeded (10077)")
 	refused := timers.Delivery{Outcome: timers.Refused, Err: full}
 	unknown := timers.Delivery{Outcome: timers.Unknown, Err: errors.New("timeout")}
@@ -124,6 +125,7 @@ func TestFirerGivesUp(t *testing.T) {
 
 // What died shortly before the end is in the log as well.
 func TestFirerSaysAllTheDeadAtTheEnd(t *testing.T) {
+	t.Parallel()
 	r := newRig(t)
 	var log bytes.Buffer
 	f := timers.NewFirer(r.store, &scripted{ends: []timers.Delivery{{Outcome: timers.Refused, Err: timers.ErrTooLarge}}}, timers.FirerConfig{
@@ -152,6 +154,7 @@ func TestFirerSaysAllTheDeadAtTheEnd(t *testing.T) {
 // While Redis refuses claims nothing is published, however often it is asked;
 // and an attempt whose end cannot be written is not repeated.
 func TestNothingIsPublishedThatCannotBeClaimed(t *testing.T) {
+	t.Parallel()
 	for name, tc := range map[string]struct{ refuse, accept func(r *rig) }{
 		"replica": {
 			func(r *rig) { require.NoError(r, r.rdb.ReplicaOf(r.Context(), "127.0.0.1", "1").Err()) },

@@ -19,6 +19,7 @@ import (
 
 // Whatever the settings allow, a back-off is positive and within its bounds.
 func TestBackOffIsBounded(t *testing.T) {
+	t.Parallel()
 	for _, s := range [][2]time.Duration{
 		{100 * time.Millisecond, 30 * time.Second}, {time.Millisecond, time.Millisecond}, {20 * time.Second, 30 * time.Second},
 		{time.Minute, time.Minute}, {time.Hour, time.Hour}, {time.Hour, 24 * time.Hour}, {time.Millisecond, 24 * time.Hour},
@@ -45,6 +46,7 @@ func (reply) RedisError()     {}
 
 // An error may only say that nothing was stored where that is known.
 func TestWriteErrorsAreSorted(t *testing.T) {
+	t.Parallel()
 	for _, c := range []struct {
 		err  error
 		want error
@@ -77,6 +79,7 @@ func TestWriteErrorsAreSorted(t *testing.T) {
 // Every timer that was given up on is said, though thousands die at once and then
 // none, and though the process ends.
 func TestAllTheDeadAreSaid(t *testing.T) {
+	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		var log bytes.Buffer
 		logger := slog.New(slog.NewJSONHandler(&log, nil))

@@ -16,6 +16,7 @@ import (
 // Each command that a script runs is asked for at the start: refused half-way,
 // a set would leave a timer without its records.
 func TestOpenRefusesAUserWithoutARight(t *testing.T) {
+	t.Parallel()
 	r := newRig(t)
 	used := map[string]bool{}
 	files, err := filepath.Glob("lua/*.lua")
@@ -46,6 +47,7 @@ func TestOpenRefusesAUserWithoutARight(t *testing.T) {
 
 // What is due must drain after a restart over maxmemory too.
 func TestOpenOverMaxmemory(t *testing.T) {
+	t.Parallel()
 	r := newRig(t)
 	require.NoError(t, r.rdb.ConfigSet(t.Context(), "maxmemory", "1").Err())
 	require.NoError(t, timers.NewStore(r.rdb, r.keys).Open(t.Context()))
@@ -53,6 +55,7 @@ func TestOpenOverMaxmemory(t *testing.T) {
 }
 
 func TestServerSaysWhyWritesFail(t *testing.T) {
+	t.Parallel()
 	r := newRig(t)
 	trouble := func() (string, bool) {
 		s, err := timers.Inspect(t.Context(), r.rdb)

@@ -10,6 +10,7 @@ import (
 )
 
 func TestInspect(t *testing.T) {
+	t.Parallel()
 	r := newRig(t)
 	s, err := timers.Inspect(t.Context(), r.rdb)
 	require.NoError(t, err)
@@ -19,6 +20,12 @@ func TestInspect(t *testing.T) {
 	s, err = timers.Inspect(t.Context(), r.rdb)
 	require.NoError(t, err)
 	require.Len(t, s.Warnings(), 1)
+	require.Contains(t, s.Warnings()[0], "late by the grace")
+	require.NoError(t, r.rdb.ConfigSet(t.Context(), "maxmemory-policy", "allkeys-lru").Err())
+	s, err = timers.Inspect(t.Context(), r.rdb)
+	require.NoError(t, err)
+	require.Len(t, s.Warnings(), 1)
+	require.Contains(t, s.Warnings()[0], "LOST")
 	require.ErrorContains(t, timers.Server{Version: "6.0.16"}.Refusal(), "6.2")
 	require.ErrorContains(t, timers.Server{Version: "7.2.4", Cluster: true}.Refusal(), "Cluster")
 
@@ -34,6 +41,7 @@ func TestInspect(t *testing.T) {
 }
 
 func TestRedisURLErrorsHideThePassword(t *testing.T) {
+	t.Parallel()
 	for _, url := range []string{"redis://user:s3cret@host:notaport", "http://user:s3cret@host", "redis://user:s3cret@host?unknown=1", "redis://user:s3cret@ho st", "s3cret"} {
 		_, err := timers.ParseRedisURL(url)
 		require.Error(t, err, url)

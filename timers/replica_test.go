@@ -27,6 +27,7 @@ func onRedis(t *testing.T, server *timerstest.RedisServer) *rig {
 // What was answered OK with replicas asked for is still there after a failover,
 // and where no replica has it, the answer is not OK.
 func TestSetAwaitsReplicas(t *testing.T) {
+	t.Parallel()
 	master := timerstest.RedisTCP(t)
 	r := onRedis(t, master)
 	require.NoError(t, r.rdb.Do(t.Context(), "ACL", "SETUSER", "short", "reset", "on", ">pw", "~*", "+@all", "-wait").Err())

@@ -14,6 +14,7 @@ import (
 // redis#1026: a SET over a due key that was not yet reaped emits the event of
 // the old life, which must not fire the new one.
 func TestEventOfAnEarlierLifeFiresNothing(t *testing.T) {
+	t.Parallel()
 	r := newRig(t, "--enable-debug-command", "yes")
 	require.NoError(t, r.rdb.Do(t.Context(), "DEBUG", "SET-ACTIVE-EXPIRE", "0").Err())
 	sub := r.rdb.Subscribe(t.Context(), timers.ExpiredChannel(0))
@@ -33,6 +34,7 @@ func TestEventOfAnEarlierLifeFiresNothing(t *testing.T) {
 }
 
 func TestReplaceWhileFiring(t *testing.T) {
+	t.Parallel()
 	r := newRig(t)
 	a := r.set("x", 0, "A")
 	r.past(a.Due)
@@ -49,6 +51,7 @@ func TestReplaceWhileFiring(t *testing.T) {
 }
 
 func TestCancel(t *testing.T) {
+	t.Parallel()
 	r := newRig(t)
 	require.Equal(t, timers.CancelNotFound, r.cancel("none").Outcome)
 	a := r.set("x", time.Hour, "A")
@@ -64,6 +67,7 @@ func TestCancel(t *testing.T) {
 }
 
 func TestCancelTooLateStopsFurtherAttempts(t *testing.T) {
+	t.Parallel()
 	for _, end := range []string{"acknowledged", "refused", "unknown", "lapsed"} {
 		t.Run(end, func(t *testing.T) {
 			r := newRig(t)
@@ -98,6 +102,7 @@ func TestCancelTooLateStopsFurtherAttempts(t *testing.T) {
 
 // A claimer that dies after a cancel came too late leaves nothing behind.
 func TestStoppedClaimThatLapsesIsRemoved(t *testing.T) {
+	t.Parallel()
 	r := newRig(t)
 	res := r.set("x", 0, "A")
 	r.past(res.Due)
@@ -109,6 +114,7 @@ func TestStoppedClaimThatLapsesIsRemoved(t *testing.T) {
 }
 
 func TestRefusedIsScheduledAgain(t *testing.T) {
+	t.Parallel()
 	r := newRig(t)
 	res := r.set("x", 0, "A")
 	r.past(res.Due)
@@ -137,6 +143,7 @@ func TestRefusedIsScheduledAgain(t *testing.T) {
 }
 
 func TestUnknownStaysFiringForGood(t *testing.T) {
+	t.Parallel()
 	r := newRig(t)
 	res := r.set("x", 0, "A")
 	r.past(res.Due)
@@ -159,6 +166,7 @@ func TestUnknownStaysFiringForGood(t *testing.T) {
 }
 
 func TestLapsedClaimIsUnsure(t *testing.T) {
+	t.Parallel()
 	r := newRig(t)
 	res := r.set("x", 0, "A")
 	r.past(res.Due)
@@ -175,6 +183,7 @@ func TestLapsedClaimIsUnsure(t *testing.T) {
 }
 
 func TestNameTwiceInABatchIsClaimedOnce(t *testing.T) {
+	t.Parallel()
 	r := newRig(t)
 	res := r.set("x", 0, "A")
 	r.past(res.Due)
@@ -184,6 +193,7 @@ func TestNameTwiceInABatchIsClaimedOnce(t *testing.T) {
 }
 
 func TestClaimStopsAtItsBytes(t *testing.T) {
+	t.Parallel()
 	r := newRig(t)
 	ids := []string{"a", "b", "c"}
 	var due time.Time

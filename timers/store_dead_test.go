@@ -62,6 +62,7 @@ func (r *rig) list() []timers.Timer {
 }
 
 func TestDeadIsKeptAndNeverClaimed(t *testing.T) {
+	t.Parallel()
 	r := newRig(t)
 	res := r.set("a", 0, "payload")
 	r.past(res.Due)
@@ -100,6 +101,7 @@ func TestDeadIsKeptAndNeverClaimed(t *testing.T) {
 }
 
 func TestBuryOfWhatIsHeldNoMore(t *testing.T) {
+	t.Parallel()
 	r := newRig(t)
 	res := r.set("a", 0, "A")
 	r.past(res.Due)
@@ -142,6 +144,7 @@ func (r *rig) claimOf(id string, rev int64, token string) timers.Claim {
 
 // A cancel may only be answered OK when no attempt may have been delivered.
 func TestCancelOfDead(t *testing.T) {
+	t.Parallel()
 	r := newRig(t)
 	for name, tc := range map[string]struct {
 		before func(c timers.Claim) timers.Claim
@@ -173,6 +176,7 @@ func TestCancelOfDead(t *testing.T) {
 }
 
 func TestSetOverDead(t *testing.T) {
+	t.Parallel()
 	r := newRig(t)
 	for _, unknown := range []bool{false, true} {
 		old := r.dead("a", unknown)
@@ -211,6 +215,7 @@ func TestSetOverDead(t *testing.T) {
 }
 
 func TestRetryIsTheSameLifeDueNow(t *testing.T) {
+	t.Parallel()
 	r := newRig(t)
 	for _, unknown := range []bool{false, true} {
 		old := r.dead("a", unknown)
@@ -257,6 +262,7 @@ func TestRetryIsTheSameLifeDueNow(t *testing.T) {
 
 // Its event is armed: a retried timer fires by the event path.
 func TestRetryArmsTheEvent(t *testing.T) {
+	t.Parallel()
 	r := newRig(t, "--enable-debug-command", "yes")
 	require.NoError(t, r.rdb.Do(t.Context(), "DEBUG", "SET-ACTIVE-EXPIRE", "0").Err())
 	r.dead("a", false)
@@ -277,6 +283,7 @@ func TestRetryArmsTheEvent(t *testing.T) {
 // Over maxmemory a burial is written, and what is dead can be brought back or
 // dropped: all of these make room in the end.
 func TestDeadOutOfMemory(t *testing.T) {
+	t.Parallel()
 	r := newRig(t)
 	ids := []string{"a", "b", "c"}
 	var due time.Time
@@ -304,6 +311,7 @@ func TestDeadOutOfMemory(t *testing.T) {
 // Whatever a foreign hand does to a dead timer, it fires nothing, and nothing of
 // it stays.
 func TestInconsistentDeadRecords(t *testing.T) {
+	t.Parallel()
 	r := newRig(t)
 	later := func(key string) {
 		require.NoError(t, r.rdb.ZAdd(t.Context(), key, redis.Z{Score: 1, Member: "orders:a"}).Err())
@@ -354,6 +362,7 @@ func TestInconsistentDeadRecords(t *testing.T) {
 // The patrol must not raise what nothing but the set of the dead names, and
 // finds one that not even that names.
 func TestPatrolLeavesTheDead(t *testing.T) {
+	t.Parallel()
 	r := newRig(t)
 	r.dead("a", false)
 	patrol := func() (mended int) {
@@ -378,6 +387,7 @@ func TestPatrolLeavesTheDead(t *testing.T) {
 // Scheduled, firing, refused, brought back and dead ones are listed together in
 // the order of their due times, whatever the size of a page.
 func TestListMergesTheDead(t *testing.T) {
+	t.Parallel()
 	for _, partitions := range []int{1, 5} {
 		t.Run(fmt.Sprint(partitions, " partitions"), func(t *testing.T) {
 			r := newRig(t)
@@ -458,6 +468,7 @@ func TestListMergesTheDead(t *testing.T) {
 }
 
 func TestReasonIsOneLine(t *testing.T) {
+	t.Parallel()
 	for in, want := range map[string]string{
 		"": "not known", " \n": "?", "a\r\nb": "a??b", "caf\u00e9": "caf?", " x ": "x", strings.Repeat("y", 200): strings.Repeat("y", 200),
 		strings.Repeat("z", 201): strings.Repeat("z", 197) + "...",

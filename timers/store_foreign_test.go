@@ -21,6 +21,7 @@ func (r *rig) foreign(key string) (remove func()) {
 // A foreign type in the place of a set that only helps to list leaves nothing
 // half done.
 func TestForeignTypeInPlaceOfTheTried(t *testing.T) {
+	t.Parallel()
 	r := newRig(t)
 	ids := []string{"set", "cancel", "bury", "retry"}
 	var due time.Time
@@ -57,6 +58,7 @@ func TestForeignTypeInPlaceOfTheTried(t *testing.T) {
 }
 
 func TestForeignTypeInPlaceOfTheDead(t *testing.T) {
+	t.Parallel()
 	r := newRig(t)
 	r.dead("cancel", false)
 	r.dead("retry", false)
@@ -85,6 +87,7 @@ func TestForeignTypeInPlaceOfTheDead(t *testing.T) {
 // In the place of the backup set or of the counter it is met before the first
 // write, so the answer may say that nothing was stored.
 func TestForeignTypeStopsASetBeforeItBegins(t *testing.T) {
+	t.Parallel()
 	r := newRig(t)
 	for name, key := range map[string]string{"due": r.keys.Due(0), "rev": r.keys.Rev(0)} {
 		require.NoError(t, r.rdb.HSet(t.Context(), key, "a", "b").Err())
@@ -98,6 +101,7 @@ func TestForeignTypeStopsASetBeforeItBegins(t *testing.T) {
 
 // No repetition changes it, and other partitions want their turn.
 func TestForeignTypeHoldsUpNoClaimer(t *testing.T) {
+	t.Parallel()
 	r := newRig(t)
 	f := timers.NewFirer(r.store, &scripted{}, timers.FirerConfig{Lease: time.Hour, RetryMin: time.Millisecond, RetryMax: time.Millisecond})
 	remove := r.foreign(r.keys.Due(0))
@@ -113,6 +117,7 @@ func TestForeignTypeHoldsUpNoClaimer(t *testing.T) {
 // The set of the dead may name what has long been set again after a foreign
 // hand; what meets it there removes the name.
 func TestStaleNamesOfTheDeadGo(t *testing.T) {
+	t.Parallel()
 	r := newRig(t)
 	r.dead("a", false)
 	require.NoError(t, r.rdb.Del(t.Context(), r.keys.Shadow(ref("a"))).Err())
@@ -129,6 +134,7 @@ func TestStaleNamesOfTheDeadGo(t *testing.T) {
 }
 
 func TestPatrolGoesOnThoughTheDeadAreOfAForeignType(t *testing.T) {
+	t.Parallel()
 	r := newRig(t)
 	r.dead("a", false)
 	r.set("whole", time.Hour, "x")

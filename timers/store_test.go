@@ -111,6 +111,7 @@ func refs(ids ...string) []timers.Ref {
 }
 
 func TestLifeFromSetToAck(t *testing.T) {
+	t.Parallel()
 	r := newRig(t)
 	before, err := r.rdb.Time(t.Context()).Result()
 	require.NoError(t, err)
@@ -152,6 +153,7 @@ func TestLifeFromSetToAck(t *testing.T) {
 }
 
 func TestPastMeansNow(t *testing.T) {
+	t.Parallel()
 	r := newRig(t)
 	for id, item := range map[string]timers.SetItem{
 		"zero": {In: 0}, "past": {In: -1, At: time.Now().Add(-time.Hour).UnixMilli()}, "epoch": {In: -1, At: 0}, "before": {In: -1, At: -5},
@@ -168,6 +170,7 @@ func TestPastMeansNow(t *testing.T) {
 }
 
 func TestFurthestDelay(t *testing.T) {
+	t.Parallel()
 	r := newRig(t)
 	res := r.set("far", timers.MaxDelay, "")
 	ttl := r.rdb.PTTL(t.Context(), r.keys.Trigger(ref("far"))).Val()
@@ -188,6 +191,7 @@ func TestFurthestDelay(t *testing.T) {
 }
 
 func TestReplaceIsOneStep(t *testing.T) {
+	t.Parallel()
 	r := newRig(t)
 	a := r.set("x", time.Hour, "A")
 	b := r.set("x", 2*time.Hour, "B")
@@ -210,6 +214,7 @@ func TestReplaceIsOneStep(t *testing.T) {
 // The nudge itself: a due key that nobody looks at is expired, with its event,
 // by the look at the backup set.
 func TestDueTouchesTriggers(t *testing.T) {
+	t.Parallel()
 	r := newRig(t, "--enable-debug-command", "yes")
 	require.NoError(t, r.rdb.Do(t.Context(), "DEBUG", "SET-ACTIVE-EXPIRE", "0").Err())
 	sub := r.rdb.Subscribe(t.Context(), timers.ExpiredChannel(0))
@@ -237,6 +242,7 @@ func TestDueTouchesTriggers(t *testing.T) {
 }
 
 func TestOpenRefusesOtherData(t *testing.T) {
+	t.Parallel()
 	r := newRig(t)
 	again := timers.NewStore(r.rdb, r.keys)
 	require.NoError(t, again.Open(t.Context()))
@@ -254,6 +260,7 @@ func TestOpenRefusesOtherData(t *testing.T) {
 }
 
 func TestListIsInOrderOfDueAndComplete(t *testing.T) {
+	t.Parallel()
 	for _, partitions := range []int{1, 5} {
 		t.Run(fmt.Sprint(partitions, " partitions"), func(t *testing.T) {
 			r := newRig(t)

@@ -18,6 +18,7 @@ import (
 // Whatever a foreign hand does to the records of one timer, it is repaired or
 // removed, and the others of its batch are not held up.
 func TestInconsistentRecordsHoldUpNobody(t *testing.T) {
+	t.Parallel()
 	for name, break_ := range map[string]func(r *rig, k string) (fires bool){
 		"member without hash":  func(r *rig, h string) bool { r.rdb.Del(r.Context(), h); return false },
 		"hash of another type": func(r *rig, h string) bool { r.rdb.Set(r.Context(), h, "x", 0); return false },
@@ -79,6 +80,7 @@ func TestInconsistentRecordsHoldUpNobody(t *testing.T) {
 
 // What the backup set does not know of leaves nothing in a new life.
 func TestSetOverLeftovers(t *testing.T) {
+	t.Parallel()
 	for name, leave := range map[string]func(r *rig, h string){
 		"another type": func(r *rig, h string) { r.rdb.Set(r.Context(), h, "x", 0) },
 		"all its fields": func(r *rig, h string) {
@@ -109,6 +111,7 @@ func TestSetOverLeftovers(t *testing.T) {
 
 // A schedule that says what the due time says is not stored, and given all the same.
 func TestScheduleIsGivenAsItWasAsked(t *testing.T) {
+	t.Parallel()
 	r := newRig(t)
 	future := time.Now().Add(time.Hour).Truncate(time.Millisecond).UTC()
 	for schedule, stored := range map[string]bool{
@@ -130,6 +133,7 @@ func TestScheduleIsGivenAsItWasAsked(t *testing.T) {
 
 // A member that was pulled ahead of its due time must not fire early.
 func TestScoreAheadOfDueIsPutRight(t *testing.T) {
+	t.Parallel()
 	r := newRig(t)
 	res := r.set("x", time.Hour, "A")
 	require.NoError(t, r.rdb.ZAdd(t.Context(), r.keys.Due(0), redis.Z{Score: 1, Member: "orders:x"}).Err())
@@ -142,6 +146,7 @@ func TestScoreAheadOfDueIsPutRight(t *testing.T) {
 }
 
 func TestRevGrowsThoughTheCounterWasLost(t *testing.T) {
+	t.Parallel()
 	r := newRig(t)
 	a := r.set("x", time.Hour, "A")
 	require.NoError(t, r.rdb.Del(t.Context(), r.keys.Rev(0)).Err())
@@ -154,6 +159,7 @@ func TestRevGrowsThoughTheCounterWasLost(t *testing.T) {
 
 // Over maxmemory nothing is half stored, and what is due drains all the same.
 func TestOutOfMemory(t *testing.T) {
+	t.Parallel()
 	r := newRig(t)
 	var ids []string
 	for i := range 100 {
@@ -189,6 +195,7 @@ func TestOutOfMemory(t *testing.T) {
 }
 
 func TestWriteErrorsSayWhatWasStored(t *testing.T) {
+	t.Parallel()
 	r := newRig(t)
 	set := func() error {
 		_, err := r.store.Set(t.Context(), 0, []timers.SetItem{{Ref: ref("x"), In: time.Hour}})
@@ -218,6 +225,7 @@ func TestWriteErrorsSayWhatWasStored(t *testing.T) {
 }
 
 func TestScriptsSurviveFlush(t *testing.T) {
+	t.Parallel()
 	r := newRig(t)
 	flush := func() { require.NoError(t, r.rdb.ScriptFlush(t.Context()).Err()) }
 	flush()
@@ -244,6 +252,7 @@ func TestScriptsSurviveFlush(t *testing.T) {
 // Records that the backup set does not know of are met by no claim. Two steps
 // of the patrol are more than a small keyspace has.
 func TestPatrolFindsWhatNothingNames(t *testing.T) {
+	t.Parallel()
 	r := newRig(t)
 	r.set("kept", time.Hour, "x")
 	r.set("whole", time.Hour, "x")

@@ -11,6 +11,7 @@ import (
 )
 
 func TestTopicGrammar(t *testing.T) {
+	t.Parallel()
 	for _, ok := range []string{"a", "orders.close", "A-1_b.c", strings.Repeat("a", 128), strings.Repeat("a.", 15) + "a"} {
 		require.NoError(t, CheckTopic(ok), ok)
 	}
@@ -23,6 +24,7 @@ func TestTopicGrammar(t *testing.T) {
 }
 
 func TestIDGrammar(t *testing.T) {
+	t.Parallel()
 	for _, ok := range []string{"x", ":", "a:b", "{", "}", "{}", "}{", "a{b}c", "{a}{b}", "a b", "a/b", "⏰", "order-42", strings.Repeat("x", 256)} {
 		require.NoError(t, CheckID(ok), ok)
 	}
@@ -34,6 +36,7 @@ func TestIDGrammar(t *testing.T) {
 }
 
 func TestScheduleGrammar(t *testing.T) {
+	t.Parallel()
 	ms := func(s string) int64 {
 		v, err := time.Parse(time.RFC3339Nano, s)
 		require.NoError(t, err)
@@ -136,6 +139,7 @@ func FuzzMember(f *testing.F) {
 }
 
 func TestKeysArePartOfTheContract(t *testing.T) {
+	t.Parallel()
 	k, err := NewKeys("timers", 1)
 	require.NoError(t, err)
 	r := Ref{"orders.close", "a:b"}
@@ -160,6 +164,7 @@ func TestKeysArePartOfTheContract(t *testing.T) {
 
 // A timer stays in its partition for as long as its data live, over releases.
 func TestPartitionsAreStable(t *testing.T) {
+	t.Parallel()
 	k, err := NewKeys("timers", 16)
 	require.NoError(t, err)
 	got := map[string]int{}
@@ -170,6 +175,7 @@ func TestPartitionsAreStable(t *testing.T) {
 }
 
 func TestPartitionsSpreadOverSlots(t *testing.T) {
+	t.Parallel()
 	// The example of the Cluster specification.
 	require.Equal(t, 0x31C3, Slot("123456789"))
 	for _, n := range []int{1, 2, 3, 16, 100, 256} {
@@ -182,6 +188,7 @@ func TestPartitionsSpreadOverSlots(t *testing.T) {
 }
 
 func TestForeignKeysAreNoTriggers(t *testing.T) {
+	t.Parallel()
 	k, err := NewKeys("timers", 4)
 	require.NoError(t, err)
 	mine := k.Trigger(Ref{"a", "b"})

@@ -93,6 +93,7 @@ func TestBesideJetStream(t *testing.T) {
 }
 
 func TestRecoversAndStands(t *testing.T) {
+	t.Parallel()
 	r, err := Run(t.Context(), Options{
 		Parts: []string{"memory", "idle", "recover"}, Pending: 2 * kilo, Count: 2 * kilo, Duration: time.Second,
 		Programs: programs(t), Fresh: &Fresh{Instances: 1, Settings: []string{"LAPSE_GRACE=100ms"}, RedisSet: []string{"hz=50"}}, Say: t.Logf,
@@ -108,6 +109,7 @@ func TestRecoversAndStands(t *testing.T) {
 // TestLeavesNothingOnADeployment runs against servers that are somebody's, to
 // the end and cut off.
 func TestLeavesNothingOnADeployment(t *testing.T) {
+	t.Parallel()
 	rs, ns := timerstest.Redis(t), timerstest.NATSProcess(t)
 	timerstest.LapseOn(t, rs.URL(), ns.URL())
 	nc := ns.Connect(t)
@@ -152,6 +154,7 @@ func TestLeavesNothingOnADeployment(t *testing.T) {
 }
 
 func TestNobodyThereIsOneLine(t *testing.T) {
+	t.Parallel()
 	ns := timerstest.NATSProcess(t)
 	_, err := Run(t.Context(), Options{Parts: []string{"lag"}, Dial: func(context.Context) (*nats.Conn, error) { return nats.Connect(ns.URL()) }})
 	require.ErrorContains(t, err, "lapse serve")

@@ -15,6 +15,7 @@ import (
 
 // The prefix names everything, and its dots are as good as any character.
 func TestPrefixWithDots(t *testing.T) {
+	t.Parallel()
 	s := serve(t, timerstest.NATS(t), "LAPSE_PREFIX=acme.timers")
 	var ping struct {
 		Name     string
@@ -61,6 +62,7 @@ func TestPrefixWithDots(t *testing.T) {
 // which each instance must hear its own. One case has the same prefix on two
 // NATS, the other two prefixes on one.
 func TestTwoDatabasesOfOneRedis(t *testing.T) {
+	t.Parallel()
 	for _, prefixes := range [][2]string{{"timers", "timers"}, {"timers", "other"}} {
 		t.Run(strings.Join(prefixes[:], " and "), func(t *testing.T) {
 			rs := timerstest.RedisTCP(t)
@@ -99,6 +101,7 @@ func TestTwoDatabasesOfOneRedis(t *testing.T) {
 // An id that was delivered can be set again at once: another life, another
 // message, which the stream's duplicate window must not swallow.
 func TestSetAgainAfterItFired(t *testing.T) {
+	t.Parallel()
 	s := serve(t, timerstest.NATS(t))
 	fired := s.hear(t, "timers.fired.again")
 	ids, revs := map[string]bool{}, map[string]bool{}
@@ -130,6 +133,7 @@ func TestSetAgainAfterItFired(t *testing.T) {
 
 // Whatever else expires in the database is not ours, whatever its name.
 func TestForeignKeysExpire(t *testing.T) {
+	t.Parallel()
 	s := serve(t, timerstest.NATS(t))
 	s.set(t, request("timers.set.a", "pending", "@in 1h"))
 	foreign := []string{

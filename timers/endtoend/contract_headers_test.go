@@ -12,6 +12,7 @@ import (
 )
 
 func TestHeadersRefused(t *testing.T) {
+	t.Parallel()
 	s := serve(t, timerstest.NATS(t))
 	const control, timer, belong = "control message", "Timer-Id, Timer-Schedule and Timer-Time-Zone", "belong to NATS"
 	for _, c := range []struct{ name, says string }{
@@ -50,6 +51,7 @@ func TestHeadersRefused(t *testing.T) {
 // Headers that no client library would write. nats.go cannot send all names
 // that NATS allows, so what it cannot send must not be taken.
 func TestHeadersRefusedRaw(t *testing.T) {
+	t.Parallel()
 	s := serve(t, timerstest.NATS(t))
 	good := "Timer-Id: x\r\nTimer-Schedule: @in 1h\r\n"
 	for _, c := range []struct{ name, block, word, says string }{
@@ -104,6 +106,7 @@ func TestHeadersRefusedRaw(t *testing.T) {
 
 // What is taken arrives as it came: every value, in order, in its spelling.
 func TestHeadersKept(t *testing.T) {
+	t.Parallel()
 	s := serve(t, timerstest.NATS(t))
 	fired := s.hear(t, "timers.fired.h")
 	own := nats.Header{
@@ -148,6 +151,7 @@ func TestHeadersKept(t *testing.T) {
 // A stream takes no more than 64 kB of headers, however large the message may
 // be: more would be refused for ever.
 func TestManyHeaders(t *testing.T) {
+	t.Parallel()
 	for _, delivery := range []string{"jetstream", "core"} {
 		t.Run(delivery, func(t *testing.T) {
 			s := serve(t, timerstest.NATS(t), "LAPSE_DELIVERY="+delivery)

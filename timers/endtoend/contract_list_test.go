@@ -51,6 +51,7 @@ func (s *served) listAll(t *testing.T, subject string, limit int) (items []listI
 }
 
 func TestListOrderAndTopics(t *testing.T) {
+	t.Parallel()
 	for _, partitions := range []string{"1", "4"} {
 		t.Run(partitions+" partitions", func(t *testing.T) {
 			s := serve(t, timerstest.NATS(t), "LAPSE_PARTITIONS="+partitions)
@@ -91,6 +92,7 @@ func TestListOrderAndTopics(t *testing.T) {
 }
 
 func TestListRequestsRefused(t *testing.T) {
+	t.Parallel()
 	s := serve(t, timerstest.NATS(t))
 	s.set(t, request("timers.set.a", "x", "@in 1h"))
 	b64 := func(v string) string { return base64.RawURLEncoding.EncodeToString([]byte(v)) }
@@ -123,6 +125,7 @@ func TestListRequestsRefused(t *testing.T) {
 }
 
 func TestListOfManyTimers(t *testing.T) {
+	t.Parallel()
 	for _, c := range []struct {
 		n, partitions int
 		maxPayload    int32
@@ -172,6 +175,7 @@ func TestListOfManyTimers(t *testing.T) {
 // A timer that is cancelled between two pages takes no other with it, not even
 // when it was the last of its page.
 func TestListWhileTimersVanish(t *testing.T) {
+	t.Parallel()
 	s := serve(t, timerstest.NATS(t))
 	at := func(i int) string { return fmt.Sprintf("@at 2099-01-01T00:00:%02dZ", i/2) } // two at a time
 	for i := range 60 {
@@ -200,6 +204,7 @@ func TestListWhileTimersVanish(t *testing.T) {
 
 // Where a reply does not fit, the answer says so.
 func TestRepliesThatCannotFit(t *testing.T) {
+	t.Parallel()
 	topic, id := strings.Repeat("t", 128), "x"+strings.Repeat("\u2028", 84)+"x" // six bytes each in JSON
 	for _, c := range []struct {
 		maxPayload int32

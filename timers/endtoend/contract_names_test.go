@@ -14,6 +14,7 @@ import (
 )
 
 func TestTopics(t *testing.T) {
+	t.Parallel()
 	s := serve(t, timerstest.NATS(t))
 	long := strings.Repeat("x", 128)
 
@@ -78,6 +79,7 @@ func TestTopics(t *testing.T) {
 // White space ends a word of the NATS protocol, and a line break ends its
 // command: no client library sends them in a subject, but anybody can.
 func TestWhiteSpaceInSubjects(t *testing.T) {
+	t.Parallel()
 	s := serve(t, timerstest.NATS(t))
 	const headers = "NATS/1.0\r\nTimer-Schedule: @in 1h\r\nTimer-Id: x\r\n\r\n"
 
@@ -126,6 +128,7 @@ func TestWhiteSpaceInSubjects(t *testing.T) {
 }
 
 func TestIDsRefused(t *testing.T) {
+	t.Parallel()
 	s := serve(t, timerstest.NATS(t))
 	const block = "NATS/1.0\r\nTimer-Schedule: @in 1h\r\nTimer-Id:%s\r\n\r\n"
 	for _, c := range []struct {
@@ -172,6 +175,7 @@ func TestIDsRefused(t *testing.T) {
 
 // Whatever an id holds, it comes back as it was, on every way.
 func TestOddIDsRoundTrip(t *testing.T) {
+	t.Parallel()
 	s := serve(t, timerstest.NATS(t))
 	fired := s.hear(t, "timers.fired.now")
 	for _, id := range []string{
@@ -212,6 +216,7 @@ func TestOddIDsRoundTrip(t *testing.T) {
 
 // Topic and id are joined by a colon in Redis; no two timers may share a key.
 func TestNamesDoNotCollide(t *testing.T) {
+	t.Parallel()
 	s := serve(t, timerstest.NATS(t))
 	refs := [][2]string{{"a", "b:c"}, {"a", "b"}, {"a", "b.c"}, {"a.b", "c"}, {"a.b", ":c"}, {"a", ":b:c"}, {"a", "b:c:"}, {"a.b.c", "d"}, {"A", "b:c"}, {"a", "B:c"}}
 	fired := s.hear(t, "timers.fired.>")

@@ -16,6 +16,7 @@ import (
 // NATS does not ask whether the requester may publish to its reply subject: a
 // service that answers there lends out its own rights.
 func TestReplySubjectsThatLapseMustNotPublishTo(t *testing.T) {
+	t.Parallel()
 	s := serve(t, timerstest.NATS(t))
 	s.set(t, request("timers.set.kept", "x", "@in 1h"))
 	// nats-server itself refuses reply subjects under $JS.ACK.
@@ -113,6 +114,7 @@ func (s *served) stats(t *testing.T) map[string]endpointStats {
 
 // nats micro ls, info and stats work as for any service.
 func TestMicro(t *testing.T) {
+	t.Parallel()
 	s := serve(t, timerstest.NATS(t))
 	type identity struct {
 		Type, Name, ID, Version string
@@ -203,6 +205,7 @@ var strangeReplies = []string{
 // A subscriber that answers what it hears, as a micro handler does, is not the
 // stream, whatever it says.
 func TestSubscriberThatReplies(t *testing.T) {
+	t.Parallel()
 	s := serve(t, timerstest.NATS(t))
 	bodies := strangeReplies
 	answered := make(chan string, 10*len(bodies))
@@ -246,6 +249,7 @@ func TestSubscriberThatReplies(t *testing.T) {
 
 // Nor is it taken for the stream while the stream stores nothing.
 func TestSubscriberThatRepliesInPlaceOfAFullStream(t *testing.T) {
+	t.Parallel()
 	ns := timerstest.NATS(t)
 	js, err := jetstream.New(ns.Connect(t))
 	require.NoError(t, err)

@@ -28,6 +28,7 @@ func fields(t *testing.T, body []byte) []string {
 }
 
 func TestRepliesToOneTimer(t *testing.T) {
+	t.Parallel()
 	s := serve(t, timerstest.NATS(t))
 
 	reply := s.ok(t, request("timers.set.one", "x", "@in 1h"))
@@ -74,6 +75,7 @@ func TestRepliesToOneTimer(t *testing.T) {
 // A timer whose delivery has an unknown outcome, as the mark "u" in its shadow
 // says (timers/lua/prelude.lua).
 func TestRepliesWhileFiring(t *testing.T) {
+	t.Parallel()
 	s := serve(t, timerstest.NATS(t))
 	unsure := func() {
 		t.Helper()
@@ -106,6 +108,7 @@ func TestRepliesWhileFiring(t *testing.T) {
 }
 
 func TestGeneratedIDs(t *testing.T) {
+	t.Parallel()
 	s := serve(t, timerstest.NATS(t))
 	ids := map[string]bool{}
 	for range 100 {
@@ -120,6 +123,7 @@ func TestGeneratedIDs(t *testing.T) {
 }
 
 func TestSetWithoutReplySubject(t *testing.T) {
+	t.Parallel()
 	s := serve(t, timerstest.NATS(t))
 	fired := s.hear(t, "timers.fired.silent")
 	require.NoError(t, s.nc.PublishMsg(request("timers.set.silent", "x", "@in 0s")))
@@ -136,6 +140,7 @@ func TestSetWithoutReplySubject(t *testing.T) {
 }
 
 func TestSchedulesTaken(t *testing.T) {
+	t.Parallel()
 	s := serve(t, timerstest.NATS(t))
 	const century = 36525 * 24 * time.Hour
 	ms := func(d time.Duration) string { return time.Now().Add(d).UTC().Format("2006-01-02T15:04:05.000Z") }
@@ -202,6 +207,7 @@ func TestSchedulesTaken(t *testing.T) {
 }
 
 func TestPastAndZeroFireNow(t *testing.T) {
+	t.Parallel()
 	s := serve(t, timerstest.NATS(t))
 	fired := s.hear(t, "timers.fired.now")
 	for _, schedule := range []string{"@in 0s", "@in 1ns", "@at 2001-01-01T00:00:00Z", "@at 0001-01-01T00:00:00Z"} {
@@ -217,6 +223,7 @@ func TestPastAndZeroFireNow(t *testing.T) {
 }
 
 func TestSchedulesRefused(t *testing.T) {
+	t.Parallel()
 	s := serve(t, timerstest.NATS(t))
 	const recurring = "recurring"
 	s.refused(t, request("timers.set.when", "x", ""), 400, "invalid_schedule", "Timer-Schedule", "missing")
@@ -261,6 +268,7 @@ func TestSchedulesRefused(t *testing.T) {
 }
 
 func TestPayloadsArriveAsTheyAre(t *testing.T) {
+	t.Parallel()
 	s := serve(t, timerstest.NATS(t))
 	fired := s.hear(t, "timers.fired.bytes")
 	all := make([]byte, 256)
@@ -287,6 +295,7 @@ func TestPayloadsArriveAsTheyAre(t *testing.T) {
 
 // What is accepted can be fired and read; one byte more is refused at the set.
 func TestLargestTimer(t *testing.T) {
+	t.Parallel()
 	for _, c := range []struct {
 		name       string
 		maxPayload int32

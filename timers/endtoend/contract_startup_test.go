@@ -38,6 +38,7 @@ func refusesToStart(t *testing.T, redisURL, natsURL string, settings ...string) 
 }
 
 func TestStreamsThatAreInTheWay(t *testing.T) {
+	t.Parallel()
 	rs, ns := timerstest.Redis(t), timerstest.NATS(t)
 	js, err := jetstream.New(ns.Connect(t))
 	require.NoError(t, err)
@@ -110,6 +111,7 @@ func configs(t *testing.T, js jetstream.JetStream) map[string]jetstream.StreamCo
 
 // A stream that covers the fired events is somebody's own: it is used as it is.
 func TestStreamOfOnesOwn(t *testing.T) {
+	t.Parallel()
 	for name, config := range map[string]jetstream.StreamConfig{
 		"exactly": {Name: "OWN", Subjects: []string{"timers.fired.>"}, Description: "mine", MaxMsgs: 17, Storage: jetstream.MemoryStorage, Retention: jetstream.InterestPolicy},
 		"wider":   {Name: "WIDE", Subjects: []string{"other", "timers.fired.>", "timers.dead.>"}, MaxMsgsPerSubject: 3, Discard: jetstream.DiscardNew, AllowDirect: true},
@@ -146,6 +148,7 @@ func TestStreamOfOnesOwn(t *testing.T) {
 }
 
 func TestWithoutJetStream(t *testing.T) {
+	t.Parallel()
 	off := timerstest.NATS(t, func(o *server.Options) { o.JetStream = false })
 	account := timerstest.NATS(t, func(o *server.Options) {
 		has, without := server.NewAccount("HAS"), server.NewAccount("WITHOUT")
@@ -181,6 +184,7 @@ func TestWithoutJetStream(t *testing.T) {
 
 // A laptop must not take production's sets.
 func TestAnotherDeploymentUnderThePrefix(t *testing.T) {
+	t.Parallel()
 	ns := timerstest.NATS(t)
 	s := serve(t, ns)
 	mine := timerstest.Redis(t)

@@ -200,6 +200,7 @@ func TestAnnouncementsThatDoNotFit(t *testing.T) {
 
 // The NATS server itself takes less than it did when the timer was set.
 func TestTooLargeForTheServerOfNow(t *testing.T) {
+	t.Parallel()
 	for _, delivery := range []string{"jetstream", "core"} {
 		t.Run(delivery, func(t *testing.T) {
 			t.Parallel()
@@ -420,6 +421,7 @@ func TestLostRepliesOfTheDead(t *testing.T) {
 }
 
 func TestAnnouncingIsNotPermitted(t *testing.T) {
+	t.Parallel()
 	for _, delivery := range []string{"jetstream", "core"} {
 		t.Run(delivery, func(t *testing.T) {
 			t.Parallel()
@@ -442,6 +444,7 @@ func TestAnnouncingIsNotPermitted(t *testing.T) {
 // Redis refuses claims: due timers are not published again and again meanwhile,
 // and all of them once it takes claims again.
 func TestNoStormWhileClaimsCannotBeWritten(t *testing.T) {
+	t.Parallel()
 	for _, kind := range []struct {
 		name           string
 		refuse, accept func(t *testing.T, rdb *redis.Client)

@@ -62,6 +62,7 @@ func saysSo(t *testing.T, l *timerstest.LapseServer, c *client.Client, natsURL, 
 // with what mends it; timers fire without them; and when it is mended that
 // shows as well.
 func TestReasonsForDeafness(t *testing.T) {
+	t.Parallel()
 	as := func(rules ...string) func(*testing.T, *redis.Client) {
 		return func(t *testing.T, rdb *redis.Client) {
 			t.Helper()
@@ -109,6 +110,7 @@ func TestReasonsForDeafness(t *testing.T) {
 			c := newClient(t, nc)
 			timerstest.Eventually(t, soon, "the log says so", func() bool { return strings.Contains(l.Log(), cannotHear) })
 			saysSo(t, l, c, ns.URL(), wire.HealthDegraded, tc.words...)
+			timerstest.Eventually(t, soon, "the metric says so", func() bool { return scrape(t, l).sum("lapse_part_health", "part", "subscription") == 0.5 })
 			for i := range 5 {
 				source, lag := sourceOf(t, c, fmt.Sprint("deaf", i))
 				require.Equal(t, "sweep", source)
@@ -132,6 +134,7 @@ func TestReasonsForDeafness(t *testing.T) {
 
 // What cannot be seen may be right all the same, and then nothing is wrong.
 func TestFlagsThatAreRightAndNotToBeSetOrSeen(t *testing.T) {
+	t.Parallel()
 	for _, tc := range []struct {
 		name, rule, note string
 	}{

@@ -58,7 +58,8 @@ func fireEvenly(t *testing.T, c *client.Client, l *ledger, n int, over time.Dura
 func TestKillsAmongSeveralInstances(t *testing.T) {
 	for _, n := range []int{2, 3} {
 		t.Run(fmt.Sprint(n), func(t *testing.T) {
-			total := timerstest.Size(4000, 10_000)
+			t.Parallel() // with the other row
+			total := timerstest.Size(2000, 10_000)
 			over := time.Duration(timerstest.Size(4, 8)) * time.Second
 			rs, ns := timerstest.Redis(t), timerstest.NATS(t)
 			var instances []*timerstest.LapseServer

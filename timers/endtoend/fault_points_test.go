@@ -111,6 +111,7 @@ func (s *crash) settled(t *testing.T, n int) map[string]int {
 // timer arrives, once on the stream, and once altogether when the crash was
 // before the first publish.
 func TestKilledBetweenTheStepsOfAFire(t *testing.T) {
+	t.Parallel()
 	rs, ns := timerstest.Redis(t), timerstest.NATS(t)
 	for _, tc := range []struct {
 		at    string
@@ -179,6 +180,7 @@ func TestKilledBetweenTheStepsOfAFire(t *testing.T) {
 // The real program dies before or after Redis was asked: the requester learns
 // nothing, and what was or was not carried out holds.
 func TestKilledBetweenTheStepsOfARequest(t *testing.T) {
+	t.Parallel()
 	rs, ns := timerstest.Redis(t), timerstest.NATS(t)
 	// The last of the timers is the one whose request meets the crash.
 	request := func(t *testing.T, do func(ctx context.Context) error) {
@@ -233,6 +235,7 @@ func TestKilledBetweenTheStepsOfARequest(t *testing.T) {
 
 // A fault that is misspelt must not pass for one that was survived.
 func TestUnknownFaultPointIsAnError(t *testing.T) {
+	t.Parallel()
 	for _, fault := range []string{"FAULT_KILL=nowhere:1", "FAULT_KILL=ack:0", "FAULT_KILL=ack", "FAULT_SLOW=ack:5", "FAULT_OFF=everything"} {
 		l := timerstest.LapseWithFaults(t, quickExit, fault)
 		l.Launch()
@@ -244,6 +247,7 @@ func TestUnknownFaultPointIsAnError(t *testing.T) {
 // Instances hear the same events and see the same overdue timers; slow
 // publishing keeps claims open while others look.
 func TestSlowPublishesOfThreeInstances(t *testing.T) {
+	t.Parallel()
 	const n = 500
 	rs, ns := timerstest.Redis(t), timerstest.NATS(t)
 	for range 3 {

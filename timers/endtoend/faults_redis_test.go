@@ -25,6 +25,7 @@ import (
 // persist: no set is answered OK, nothing is published whose claim
 // cannot be written, and all is well soon after.
 func TestWritesAreRefusedForAWhile(t *testing.T) {
+	t.Parallel()
 	for _, says := range []string{
 		"READONLY You can't write against a read only replica.",
 		"ERR READONLY You can't write against a read only replica.",

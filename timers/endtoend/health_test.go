@@ -30,6 +30,7 @@ func readyz(t *testing.T, l *timerstest.LapseServer, code int, part, status stri
 
 // A master that became a replica answers a PING, and takes no timer.
 func TestReadinessOnAReplica(t *testing.T) {
+	t.Parallel()
 	rs, ns := timerstest.Redis(t), timerstest.NATS(t)
 	l := timerstest.LapseOn(t, rs.URL(), ns.URL())
 	c := newClient(t, ns.Connect(t))
@@ -48,6 +49,7 @@ func TestReadinessOnAReplica(t *testing.T) {
 
 // Status is asked for when something is wrong, so it answers then too.
 func TestStatusWhileRedisIsSilent(t *testing.T) {
+	t.Parallel()
 	rs, ns := timerstest.Redis(t), timerstest.NATS(t)
 	timerstest.LapseOn(t, rs.URL(), ns.URL())
 	c := newClient(t, ns.Connect(t))

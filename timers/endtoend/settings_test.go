@@ -53,6 +53,7 @@ func holds(t *testing.T, line string, words ...string) {
 // Settings that are refused before any server is asked. Each message names the
 // setting, its value and what would be right.
 func TestBadSettings(t *testing.T) {
+	t.Parallel()
 	const redisURL, natsURL = "LAPSE_REDIS_URL=redis://127.0.0.1:1", "LAPSE_NATS_URL=nats://127.0.0.1:1"
 	for _, tc := range []struct {
 		name     string

@@ -14,11 +14,12 @@ import (
 	"github.com/lapse-timers/lapse/timers/timerstest"
 )
 
-const (
-	stormTimers     = 10_000
-	stormRequesters = 64
-	stormLongest    = 5 * time.Second
-)
+const stormRequesters = 64
+
+// How many timers a storm sets, and how far ahead at most.
+func stormSize() (timers int, longest time.Duration) {
+	return timerstest.Size(4000, 10_000), time.Duration(timerstest.Size(2500, 5000)) * time.Millisecond
+}
 
 // runStorm runs the storm on ready instances and checks everything.
 func runStorm(t *testing.T, rdb *redis.Client, ns *timerstest.NATSServer) []client.Fired {
@@ -28,22 +29,25 @@ func runStorm(t *testing.T, rdb *redis.Client, ns *timerstest.NATSServer) []clie
 	r := receive(t, c)
 	require.NoError(t, nc.Flush())
 	l := newLedger()
-	storm(t, c, l, stormTimers, stormRequesters, stormLongest)
-	r.await(t, l.count(delivered), stormLongest+20*time.Second)
+	timers, longest := stormSize()
+	storm(t, c, l, timers, stormRequesters, longest)
+	r.await(t, l.count(delivered), longest+20*time.Second)
 	nothingLeft(t, rdb)
 	l.check(t, onStream(t, nc))
 	t.Logf("delivered %d, never %d, being delivered at the answer %d", l.count(delivered), l.count(never), l.count(maybe))
-	require.Greater(t, l.count(never), stormTimers/4, "the storm did cancel and replace in time")
+	require.Greater(t, l.count(never), timers/4, "the storm did cancel and replace in time")
 	return r.all()
 }
 
 func TestStorm(t *testing.T) {
+	t.Parallel()
 	rs, ns := timerstest.Redis(t), timerstest.NATS(t)
 	timerstest.LapseOn(t, rs.URL(), ns.URL())
 	report(t, "quiet", runStorm(t, rs.Client(), ns))
 }
 
 func TestStormOverPartitions(t *testing.T) {
+	t.Parallel()
 	rs, ns := timerstest.Redis(t), timerstest.NATS(t)
 	l := timerstest.LapseOn(t, rs.URL(), ns.URL(), "LAPSE_PARTITIONS=4")
 	nc := ns.Connect(t)
@@ -107,6 +111,7 @@ func TestStormWithoutConfig(t *testing.T) {
 }
 
 func TestStormOnSeveralInstances(t *testing.T) {
+	t.Parallel()
 	for _, n := range []int{2, 3} {
 		t.Run(fmt.Sprint(n), func(t *testing.T) {
 			rs, ns := timerstest.Redis(t), timerstest.NATS(t)
@@ -138,7 +143,8 @@ func TestStormOnSeveralInstances(t *testing.T) {
 
 // The point of the nudge: many pending keys do not make the due ones late.
 func TestOnTimeAmongManyPending(t *testing.T) {
-	const pending, due = 100_000, 200
+	pending, due := timerstest.Size(20_000, 100_000), 200
+	over := time.Duration(timerstest.Size(4, 10)) * time.Second
 	rs, ns := timerstest.Redis(t), timerstest.NATS(t)
 	timerstest.LapseOn(t, rs.URL(), ns.URL())
 	nc := ns.Connect(t)
@@ -149,12 +155,12 @@ func TestOnTimeAmongManyPending(t *testing.T) {
 	l := newLedger()
 	start := time.Now().Add(500 * time.Millisecond)
 	for i := range due {
-		at := start.Add(time.Duration(i) * 10 * time.Second / due)
+		at := start.Add(time.Duration(i) * over / time.Duration(due))
 		res, err := c.Set(t.Context(), "soon", []byte("x"), client.At(at))
 		require.NoError(t, err)
 		l.add(&life{topic: "soon", id: res.ID, payload: "x", rev: res.Rev, due: res.Due})
 	}
-	lag := report(t, "200 due among 100,000 pending", r.await(t, due, 20*time.Second))
+	lag := report(t, fmt.Sprint(due, " due among ", pending, " pending"), r.await(t, due, 20*time.Second))
 	l.check(t, onStream(t, nc))
 	// The figure is in the log; the bound leaves room for the race detector and
 	// a busy machine. Without the nudge most would take minutes, and by sweep
@@ -187,6 +193,7 @@ func fill(t *testing.T, c *client.Client, n int) {
 }
 
 func TestKillInTheMiddleOfFires(t *testing.T) {
+	t.Parallel()
 	const n = 1000
 	rs, ns := timerstest.Redis(t), timerstest.NATS(t)
 	lapse := timerstest.LapseOn(t, rs.URL(), ns.URL(), "LAPSE_LEASE=2s")

@@ -240,6 +240,7 @@ func TestDoubtLastsForTheLife(t *testing.T) {
 // same id, and the stream stores them once; one without a duplicate window to
 // speak of stores them twice, which is the control.
 func TestFirstAcknowledgementsAreLost(t *testing.T) {
+	t.Parallel()
 	const n = 50
 	for _, c := range []struct {
 		name   string

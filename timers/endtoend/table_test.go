@@ -28,6 +28,7 @@ import (
 //	get, list, status             table_requests_test.go
 //	claim, ack, release, due      table_settle_test.go
 //	publish, acknowledge          table_publish_test.go
+//	burial, retry                 table_dead_test.go
 //	the same, meanwhile asked for table_meanwhile_test.go
 
 // tabled is one instance between two proxies. Requests of the tests go straight

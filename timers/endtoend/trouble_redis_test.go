@@ -44,6 +44,7 @@ func TestRedisAwayAtStart(t *testing.T) {
 }
 
 func TestRedisAwayLater(t *testing.T) {
+	t.Parallel()
 	for _, kind := range []struct {
 		name       string
 		leave      func(*timerstest.RedisServer)
@@ -106,6 +107,7 @@ func boolToInt(b bool) int {
 
 // TestStopWhileRedisIsAway sends SIGTERM while timers are due and requests wait.
 func TestStopWhileRedisIsAway(t *testing.T) {
+	t.Parallel()
 	const grace = 4 * time.Second
 	for _, kind := range []struct {
 		name            string
@@ -143,6 +145,7 @@ func TestStopWhileRedisIsAway(t *testing.T) {
 // all timers long before: a claim that was under way at the kill must be
 // taken up again by its claimer.
 func TestRedisKilledWhileTimersFallDue(t *testing.T) {
+	t.Parallel()
 	for _, kind := range []struct {
 		name string
 		args []string
@@ -326,15 +329,19 @@ func TestSubscriberIsKeptAway(t *testing.T) {
 	lost := time.Now()
 	readySays(t, l, 200, `"status":"degraded"`, `"subscription":{"status":"degraded"`)
 	require.Less(t, time.Since(lost), 10*time.Second)
+	t.Logf("degraded %v after the loss", time.Since(lost).Round(time.Millisecond))
 	require.Zero(t, rdb.PubSubNumSub(t.Context(), "__keyevent@0__:expired").Val()["__keyevent@0__:expired"])
 	due := time.Now().Add(500 * time.Millisecond)
 	a.setMany(t, c, "deaf", 100, nil, timesIn(due, time.Second, 100))
 	a.allOnce(t, nc, rdb)
 	// Long enough for many attempts: the pause between them ends at a second.
 	timerstest.Eventually(t, soon, "many attempts", func() bool { return refusals.Load() > 10 })
+	passes(t, lost.Add(seconds(0, 20)))
 	require.Equal(t, 1, strings.Count(l.Log(), cannotHear), "told once, not at each attempt")
 	p.Obey(passAll)
+	opened := time.Now()
 	readySays(t, l, 200, `"status":"ok"`, `"subscription":{"status":"ok"`)
+	t.Logf("hearing again %v after the subscriber is let in, refused %d times", time.Since(opened).Round(time.Millisecond), refusals.Load())
 	require.Equal(t, 1, strings.Count(l.Log(), hearsAgain))
 	require.Equal(t, int64(1), rdb.PubSubNumSub(t.Context(), "__keyevent@0__:expired").Val()["__keyevent@0__:expired"])
 	require.NoError(t, a.set(t, c, "heard", "heard", nil, client.In(0)))

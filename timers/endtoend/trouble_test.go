@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net"
 	"os"
+	"strconv"
 	"strings"
 	"sync"
 	"syscall"
@@ -198,4 +199,55 @@ func endsWell(t *testing.T, l *timerstest.LapseServer, grace time.Duration) {
 // from the first on.
 func timesIn(first time.Time, over time.Duration, n int) func(int) client.When {
 	return func(i int) client.When { return client.At(first.Add(over * time.Duration(i) / time.Duration(n))) }
+}
+
+// fallDue has the timers of the ledger fall due, one after the other over the
+// stretch of time that begins after the lead. They are set an hour ahead: how
+// long the sets take is the machine's business, and a lead that is long enough
+// for any machine is one that most of them wait out. The ledger learns the due
+// times. It returns the last one.
+func fallDue(t *testing.T, rdb *redis.Client, l *ledger, lead, over time.Duration) (last time.Time) {
+	t.Helper()
+	got, err := redis.NewScript(`
+		local now = redis.call('TIME')
+		local first = now[1] * 1000 + math.floor(now[2] / 1000) + ARGV[1]
+		local members = redis.call('ZRANGE', KEYS[1], 0, -1)
+		local out = {}
+		for i, member in ipairs(members) do
+			local due = string.format('%.0f', first + math.floor((i - 1) * ARGV[2] / #members))
+			redis.call('HSET', string.gsub(KEYS[1], 'due$', 'h:') .. member, 'd', due)
+			redis.call('PEXPIREAT', string.gsub(KEYS[1], 'due$', 't:') .. member, due)
+			redis.call('ZADD', KEYS[1], 'XX', due, member)
+			out[2 * i - 1], out[2 * i] = member, due
+		end
+		return out`).Run(t.Context(), rdb, []string{"timers:{0}:due"}, lead.Milliseconds(), over.Milliseconds()).StringSlice()
+	require.NoError(t, err)
+	due := map[string]time.Time{}
+	for i := 0; i < len(got); i += 2 {
+		ms, err := strconv.ParseInt(got[i+1], 10, 64)
+		require.NoError(t, err)
+		due[got[i]] = time.UnixMilli(ms).UTC()
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for _, v := range l.lives {
+		at, ok := due[v.topic+":"+v.id]
+		if ok && v.fate == delivered {
+			v.due = at
+			if at.After(last) {
+				last = at
+			}
+		}
+	}
+	require.False(t, last.IsZero(), "no timer of the ledger is pending")
+	return last
+}
+
+// anHourAhead is when timers are set that are to fall due by [fallDue].
+func anHourAhead(int) client.When { return client.In(time.Hour) }
+
+// passes waits until the clock has passed the moment.
+func passes(t *testing.T, moment time.Time) {
+	t.Helper()
+	timerstest.Eventually(t, time.Until(moment)+time.Minute, "the moment has passed", func() bool { return time.Now().After(moment) })
 }

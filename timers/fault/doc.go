@@ -14,8 +14,11 @@
 // The points of a fire: claim (before the claim is sent), claimed (after it was
 // answered), publish (before each publish), sent (after the library took it),
 // published (after NATS confirmed it), ack and acked (around the removal in
-// Redis), release and released (around giving a claim back). The points of
-// requests: set and stored, cancel and cancelled (before Redis, and after it
-// before the reply). Those of claims, acks, releases and requests are passed
-// once for each batch.
+// Redis), release and released (around giving a claim back). Those of a timer
+// that is given up on: bury and buried (around the burial), announce and
+// announced (around all that is done to tell of it). Those of a dead instance:
+// rescue and rescued (around giving its claims back, before it is struck off).
+// Those of requests: set and stored, cancel and cancelled, retry and retried
+// (before Redis, and after it before the reply). The points of claims, acks,
+// releases, burials and requests are passed once for each batch.
 package fault

@@ -16,7 +16,8 @@ import (
 var (
 	points = []string{
 		"claim", "claimed", "publish", "sent", "published", "ack", "acked", "release", "released",
-		"set", "stored", "cancel", "cancelled",
+		"bury", "buried", "announce", "announced", "rescue", "rescued",
+		"set", "stored", "cancel", "cancelled", "retry", "retried",
 	}
 	parts = []string{"reconcile"}
 )

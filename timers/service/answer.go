@@ -207,9 +207,11 @@ func (s *Service) runRetries(ctx context.Context, batch []refRequest) {
 		if part = expired(s, part, func(r refRequest) request { return r.request }); len(part) == 0 {
 			return
 		}
+		fault.Point("retry")
 		ctx, cancel := context.WithTimeout(ctx, s.cfg.RequestTimeout)
 		results, now, err := s.cfg.Store.Retry(ctx, p, refsOf(part))
 		cancel()
+		fault.Point("retried")
 		doubt := s.doubt("retry", &err)
 		if err != nil {
 			if errors.Is(err, timers.ErrUnconfirmed) {

@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/lapse-timers/lapse/timers"
+	"github.com/lapse-timers/lapse/timers/fault"
 	"github.com/lapse-timers/lapse/timers/wire"
 )
 
@@ -97,9 +98,11 @@ func (a *Announcer) Run(ctx context.Context) error {
 	one := func(n announcement) {
 		group.Go(func() error {
 			defer a.bytes.Add(-int64(len(n.claim.Payload) + len(n.claim.Headers)))
+			fault.Point("announce")
 			if err := a.announce(end, n); err != nil {
 				a.lose(n.claim, err)
 			}
+			fault.Point("announced")
 			return nil
 		})
 	}
