@@ -74,7 +74,7 @@ func TestLooks(t *testing.T) {
 	if dir == "" {
 		dir = t.TempDir()
 	} else {
-		pause = 75 * time.Second
+		pause = 60 * time.Second
 	}
 	d := deploy(t)
 	ctx, cancel := context.WithCancel(t.Context())
@@ -88,7 +88,7 @@ func TestLooks(t *testing.T) {
 	for _, look := range []struct {
 		name, scheme  string
 		width, height int64
-	}{{"light", "light", 1280, 930}, {"dark", "dark", 1280, 930}, {"phone", "light", 390, 844}} {
+	}{{"light", "light", 1200, 860}, {"dark", "dark", 1200, 860}, {"phone", "light", 390, 844}} {
 		b.size(look.width, look.height, look.scheme)
 		// A list of boxes that reach beyond the screen, where nothing scrolls.
 		wide := value[[]string](b, `[...document.querySelectorAll('body *')].filter((e) => !e.closest('.vh, .skip, svg') && e.getBoundingClientRect().right > innerWidth + 1).map((e) => e.outerHTML.slice(0, 100))`)
@@ -99,7 +99,7 @@ func TestLooks(t *testing.T) {
 		require.NoError(t, os.WriteFile(filepath.Join(dir, "page-"+look.name+".png"), png, 0o644))
 		require.Less(t, len(png), 200_000, look.name)
 	}
-	b.size(1280, 930, "dark")
+	b.size(1200, 860, "dark")
 	b.run(js(fmt.Sprintf("sessionStorage.setItem('lapse-token', %q)", secret)), fill("#find-topic", "orders.close"), fill("#find-id", "order-479999"), chromedp.Click("#find button"))
 	b.until(`document.querySelector('#timer pre')`)
 	require.Empty(t, value[[]string](b, accessibility), "dialog: hard to use")
