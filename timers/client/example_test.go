@@ -286,6 +286,37 @@ func ExampleClient_ListPage() {
 	// 2
 }
 
+func ExampleClient_ListPendingPage() {
+	ctx := context.Background()
+	if _, err := lapse().Set(ctx, "example.pending", nil, client.In(time.Hour), client.ID("one")); err != nil {
+		log.Fatal(err)
+	}
+	page, err := lapse().ListPendingPage(ctx, "example.pending", 10, "")
+	if err != nil {
+		log.Fatal(err)
+	}
+	for _, timer := range page.Timers {
+		fmt.Println(timer.ID, timer.State)
+	}
+	// Output: one scheduled
+}
+
+func ExampleClient_ListDeadPage() {
+	ctx := context.Background()
+	if _, err := lapse().Set(ctx, "example.nonedead", nil, client.In(time.Hour)); err != nil {
+		log.Fatal(err)
+	}
+	page, err := lapse().ListDeadPage(ctx, "example.nonedead", 10, "")
+	if err != nil {
+		log.Fatal(err)
+	}
+	for _, timer := range page.Timers {
+		fmt.Println(timer.ID, timer.Reason)
+	}
+	fmt.Println(len(page.Timers), "dead")
+	// Output: 0 dead
+}
+
 func ExampleClient_Status() {
 	var s client.Status
 	s, err := lapse().Status(context.Background())

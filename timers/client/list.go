@@ -76,13 +76,13 @@ func (c *Client) ListPage(ctx context.Context, topic string, limit int, cursor s
 	return c.listPage(ctx, topic, wire.ListRequest{Limit: limit, Cursor: cursor})
 }
 
-// ListDead is [Client.ListPage] of the timers that were given up on.
-func (c *Client) ListDead(ctx context.Context, topic string, limit int, cursor string) (Page, error) {
+// ListDeadPage is [Client.ListPage] of the timers that were given up on.
+func (c *Client) ListDeadPage(ctx context.Context, topic string, limit int, cursor string) (Page, error) {
 	return c.listPage(ctx, topic, wire.ListRequest{Limit: limit, Cursor: cursor, State: wire.ListDead})
 }
 
-// ListPending is [Client.ListPage] without the timers that were given up on.
-func (c *Client) ListPending(ctx context.Context, topic string, limit int, cursor string) (Page, error) {
+// ListPendingPage is [Client.ListPage] without the timers that were given up on.
+func (c *Client) ListPendingPage(ctx context.Context, topic string, limit int, cursor string) (Page, error) {
 	return c.listPage(ctx, topic, wire.ListRequest{Limit: limit, Cursor: cursor, State: wire.ListPending})
 }
 

@@ -166,9 +166,9 @@ func (p *Page) listTimers(w http.ResponseWriter, r *http.Request, c *client.Clie
 	list := c.ListPage
 	switch r.FormValue("state") {
 	case wire.ListDead:
-		list = c.ListDead
+		list = c.ListDeadPage
 	case wire.ListPending:
-		list = c.ListPending
+		list = c.ListPendingPage
 	}
 	page, err := list(r.Context(), r.FormValue("topic"), max(1, min(limit, 200)), r.FormValue("cursor"))
 	if err != nil {

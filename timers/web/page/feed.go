@@ -96,10 +96,10 @@ func newFeed(opt Options) *feed {
 	f.sources = []*source{
 		{name: "status", every: pace, quick: true, limit: time.Second, read: f.readStatus},
 		{name: "due", every: pace, quick: true, limit: time.Second, read: list(func(c *client.Client, ctx context.Context) (client.Page, error) {
-			return c.ListPending(ctx, "", dueRows, "")
+			return c.ListPendingPage(ctx, "", dueRows, "")
 		})},
 		{name: "dead", every: 3 * time.Second, quick: true, limit: 2 * time.Second, read: list(func(c *client.Client, ctx context.Context) (client.Page, error) {
-			return c.ListDead(ctx, "", deadRows, "")
+			return c.ListDeadPage(ctx, "", deadRows, "")
 		})},
 		{name: "topics", every: 5 * time.Second, quick: true, limit: 2 * time.Second, read: f.readTopics},
 		{name: "doctor", every: time.Minute, limit: 30 * time.Second, read: f.readDoctor},
