@@ -26,7 +26,7 @@ type ListItem struct {
 	Rev      int64
 	State    State
 	Attempts int
-	Reason   string // why it was given up on, while it is Dead
+	Reason   string // why it was given up on; from ListDeadPage only
 }
 
 // Page is one page of a listing.

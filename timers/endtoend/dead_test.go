@@ -102,6 +102,8 @@ func TestTooLargeForTheStreamOfNow(t *testing.T) {
 			require.Equal(t, []listItem{
 				{"orders.close", "order:{42} \u23f0", set.Due, set.Rev, "dead", 1}, {"orders.close", "later", later.Due, later.Rev, "scheduled", 0},
 			}, items)
+			require.JSONEq(t, fmt.Sprintf(`{"timers":[{"topic":"orders.close","id":"order:{42} \u23f0","due":%q,"rev":%d,"state":"dead","attempts":1,"reason":%q}],"cursor":""}`,
+				set.Due.Format("2006-01-02T15:04:05.000Z07:00"), set.Rev, reason), string(s.ok(t, about("timers.list", `{"state":"dead"}`)).Data))
 			st := s.deadStatus(t)
 			require.Equal(t, 1, st.Pending)
 			require.Equal(t, 1, st.Dead)

@@ -312,6 +312,10 @@ func TestDoctorOnNATS(t *testing.T) {
 	ns := timerstest.NATS(t)
 	js, err := jetstream.New(ns.Connect(t))
 	require.NoError(t, err)
+	// The server removes the directory of the streams with the last of them, which
+	// must not meet the next one.
+	_, err = js.CreateStream(t.Context(), jetstream.StreamConfig{Name: "NEIGHBOUR", Subjects: []string{"neighbour"}})
+	require.NoError(t, err)
 	d := deployed(rs.URL(), ns.URL())
 	for _, tc := range []struct {
 		check, status string

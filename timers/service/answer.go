@@ -314,7 +314,10 @@ func (s *Service) runList(ctx context.Context, r readRequest) {
 	// Room for the frame and a cursor of the longest member, in base64.
 	room := int(s.cfg.Conn.MaxPayload()) - len(`{"timers":[],"cursor":""}`) - 2*(timers.MaxTopic+timers.MaxID+24)
 	for i, t := range page {
-		item := wire.ListItem{Topic: t.Topic, ID: t.ID, Due: wire.FormatTime(t.Due), Rev: t.Rev, State: string(t.State), Attempts: t.Attempts, Reason: t.Reason}
+		item := wire.ListItem{Topic: t.Topic, ID: t.ID, Due: wire.FormatTime(t.Due), Rev: t.Rev, State: string(t.State), Attempts: t.Attempts}
+		if r.list.State == wire.ListDead { // others know no such field
+			item.Reason = t.Reason
+		}
 		b, err := encodeJSON(item)
 		if err != nil {
 			continue

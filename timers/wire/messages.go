@@ -66,7 +66,7 @@ type ListItem struct {
 	Rev      int64  `json:"rev"`
 	State    string `json:"state"`
 	Attempts int    `json:"attempts"`
-	Reason   string `json:"reason,omitempty"` // why it was given up on, while it is dead
+	Reason   string `json:"reason,omitempty"` // why it was given up on; in a list of the dead only
 }
 
 // StatusReply is the body of the reply to a status request, as seen by the
