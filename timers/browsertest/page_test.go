@@ -247,7 +247,7 @@ func TestFindings(t *testing.T) {
 		Dial:   func() (*nats.Conn, error) { return nats.Connect(ns.URL()) },
 		Doctor: func(context.Context) (any, error) {
 			runs <- struct{}{}
-			return json.RawMessage(`{"findings":[{"check":"version","part":"redis","status":"ok","found":"7.0.15"},{"check":"eviction policy","part":"redis","status":"fail","found":"allkeys-lru","wanted":"noeviction","why":"timers are lost","remedy":"maxmemory-policy noeviction <b>","fixable":true}],"ok":1,"warn":0,"fail":1,"unknown":0}`), nil
+			return json.RawMessage(`{"findings":[{"check":"version","part":"redis","status":"ok","found":"7.0.15"},{"check":"eviction policy","part":"redis","status":"fail","found":"allkeys-lru","wanted":"noeviction","why":"timers are lost","remedy":"redis.conf: maxmemory-policy noeviction <b>\nCONFIG REWRITE","fixable":true}],"ok":1,"warn":0,"fail":1,"unknown":0}`), nil
 		},
 	})
 	server := httptest.NewServer(web.New(web.Options{Health: func(context.Context) wire.HealthReply { return wire.HealthReply{} }, Page: p}).Handler())
@@ -257,8 +257,9 @@ func TestFindings(t *testing.T) {
 	b.size(390, 844, "dark")
 	b.open("/")
 	b.until(`document.querySelector('#doctor').open && document.querySelector('#doctor-sum').textContent === '1 fail, 1 ok'`)
-	require.Equal(t, []string{"fail", "ok"}, value[[]string](b, `[...document.querySelectorAll('#findings > li')].map((e) => e.dataset.state)`))
-	require.Equal(t, "maxmemory-policy noeviction <b>", value[string](b, `document.querySelector('#findings code').textContent`))
+	require.Equal(t, []string{"fail"}, value[[]string](b, `[...document.querySelectorAll('#findings > li')].map((e) => e.dataset.state)`))
+	require.Equal(t, []string{"ok"}, value[[]string](b, `[...document.querySelectorAll('#findings-fine > li')].map((e) => e.dataset.state)`))
+	require.Equal(t, "redis.conf: maxmemory-policy noeviction <b>\nCONFIG REWRITE", value[string](b, `document.querySelector('#findings code').textContent`))
 	require.Equal(t, "subscription: <i>put this line</i> into redis.conf", value[string](b, `document.querySelector('#why').textContent`))
 	b.until(`document.title === 'degraded – Lapse' && document.querySelector('#due-empty').textContent === 'NATS is away'`)
 	require.Empty(t, value[[]string](b, accessibility))

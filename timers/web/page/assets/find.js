@@ -247,7 +247,8 @@ export function begin() {
     e.preventDefault();
     $('find-topic').focus();
   });
-  $('timer').addEventListener('close', () => { current = null; });
+  // The event of a close comes late: it may be open again, for another timer.
+  $('timer').addEventListener('close', () => { if (!$('timer').open) current = null; });
   $('lock').addEventListener('click', () => {
     if (!token()) return unlock(null);
     sessionStorage.removeItem(stored);

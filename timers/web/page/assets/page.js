@@ -121,14 +121,11 @@ const on = {
     put($('doctor-at'), `looked at ${clock(v.at, false)}`);
     const order = { fail: 0, warn: 1, unknown: 2, ok: 3 };
     const list = [...(r.findings || [])].sort((a, b) => order[a.status] - order[b.status]);
-    $('findings').replaceChildren(...list.map((f) => {
-      const li = make('li', { '@data-state': f.status }, make('div', { className: 'head part', '@data-state': f.status }, make('span', { className: 'dot', '@aria-hidden': 'true' }), make('b', {}, f.check), make('span', { className: 'quiet' }, `${f.part}, ${f.status}`)));
-      const facts = make('dl', {});
-      const rest = f.status === 'ok' ? [['found', f.found]] : [['found', f.found], ['wanted', f.wanted], ['why', f.why], ['remedy', f.remedy]];
-      for (const [name, value] of rest) if (value) facts.append(make('dt', {}, name), make('dd', {}, name === 'remedy' ? make('code', {}, shown(value)) : shown(value)));
-      li.append(facts);
-      return li;
-    }));
+    const fine = list.filter((f) => f.status === 'ok');
+    $('findings').replaceChildren(...list.filter((f) => f.status !== 'ok').map(finding));
+    $('findings-fine').replaceChildren(...fine.map(finding));
+    $('doctor-fine').hidden = fine.length === 0;
+    put($('doctor-fine-sum'), `What is well: ${fine.length}`);
     if ((r.fail || r.warn) && !$('doctor').dataset.opened) {
       $('doctor').dataset.opened = 'once';
       $('doctor').open = true;
@@ -162,6 +159,20 @@ const on = {
     for (const [name, v] of Object.entries(latest)) on[name](v); // how long ago changes by itself
   },
 };
+// finding is one of doctor's, with all that it says; of what is well it is short.
+function finding(f) {
+  const facts = make('dl', {});
+  const names = f.status === 'ok' ? ['found'] : ['found', 'wanted', 'why', 'remedy'];
+  for (const name of names) {
+    if (!f[name]) continue;
+    // A remedy is lines to carry out.
+    const text = name === 'remedy' ? make('code', {}, ...f.remedy.split('\n').flatMap((line, i) => (i ? ['\n', shown(line)] : [shown(line)]))) : shown(f[name]);
+    facts.append(make('dt', {}, name), make('dd', {}, text));
+  }
+  const head = make('div', { className: 'head part', '@data-state': f.status }, make('span', { className: 'dot', '@aria-hidden': 'true' }), make('b', {}, f.check), make('span', { className: 'quiet' }, `${f.part}, ${f.status}`));
+  return make('li', { '@data-state': f.status }, head, facts);
+}
+
 const latest = {};
 let tail = [], serial = 0;
 
