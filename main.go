@@ -23,7 +23,6 @@ import (
 	"runtime/debug"
 	"slices"
 	"strings"
-	"sync"
 	"syscall"
 	"text/tabwriter"
 	"time"
@@ -44,6 +43,7 @@ import (
 	"github.com/lapse-timers/lapse/timers/doctor"
 	"github.com/lapse-timers/lapse/timers/embedded"
 	"github.com/lapse-timers/lapse/timers/fault"
+	"github.com/lapse-timers/lapse/timers/health"
 	"github.com/lapse-timers/lapse/timers/lifecycle"
 	"github.com/lapse-timers/lapse/timers/metrics"
 	"github.com/lapse-timers/lapse/timers/service"
@@ -135,7 +135,7 @@ func readConfig(environ []string) (settings.Settings, error) {
 		var pe *envconfig.ParseError
 		if errors.As(err, &pe) {
 			// None of the settings that are parsed holds a secret.
-			return cfg, fmt.Errorf("%s=%q: want a %s (%v)", pe.KeyName, pe.Value, typeName(pe.TypeName), pe.Err)
+			return cfg, fmt.Errorf("%s=%q: want a %s (%v)", pe.KeyName, pe.Value, settings.Want(pe.TypeName), pe.Err)
 		}
 		return cfg, err
 	}
@@ -157,20 +157,6 @@ func usageText(format string) string {
 		panic(err) // the format is ours
 	}
 	return b.String()
-}
-
-func typeName(t string) string {
-	switch t {
-	case "time.Duration":
-		return "duration such as 30s or 200ms"
-	case "slog.Level":
-		return "level: debug, info, warn or error"
-	case "int", "int64":
-		return "whole number"
-	case "bool":
-		return "switch: true or false"
-	}
-	return t
 }
 
 // nearest is the name of the list that takes the fewest edits to reach.
@@ -214,8 +200,7 @@ type instance struct {
 	service  *service.Service
 	metrics  *metrics.Metrics
 
-	mu    sync.Mutex
-	phase string // why it is not ready; "" when it is
+	phase health.Phase
 }
 
 // runService is lapse serve: it returns nil after a clean stop.
@@ -237,7 +222,8 @@ func runService(ctx context.Context, cfg settings.Settings, logger *slog.Logger,
 		}
 	}()
 
-	in := &instance{cfg: cfg, id: randomID(), phase: "starting"}
+	in := &instance{cfg: cfg, id: randomID()}
+	in.phase.Set("starting")
 	logger = logger.With("instance", in.id)
 	logger.Info("starting", "version", buildVersion(), "prefix", cfg.Prefix, "delivery", cfg.Delivery)
 
@@ -284,7 +270,7 @@ func runService(ctx context.Context, cfg settings.Settings, logger *slog.Logger,
 	if err != nil {
 		return fmt.Errorf("LAPSE_REDIS_URL: %w", err)
 	}
-	in.setPhase("waiting for Redis")
+	in.phase.Set("waiting for Redis")
 	in.rdb = redis.NewClient(opt)
 	down.PushPart(func(context.Context) { in.rdb.Close() })
 	keys, err := timers.NewKeys(cfg.Prefix, cfg.Partitions)
@@ -313,7 +299,7 @@ func runService(ctx context.Context, cfg settings.Settings, logger *slog.Logger,
 	}
 
 	// NATS: one connection takes requests, the other delivers.
-	in.setPhase("waiting for NATS")
+	in.phase.Set("waiting for NATS")
 	var delivery *service.Conn
 	if err := lifecycle.Await(ctx, logger, "NATS", func(context.Context) (bool, error) {
 		var err error
@@ -364,7 +350,7 @@ func runService(ctx context.Context, cfg settings.Settings, logger *slog.Logger,
 			if err := in.alone(serving, logger, prefix); err != nil || ctx.Err() != nil {
 				return err
 			}
-			in.setPhase("")
+			in.phase.Set("")
 			logger.Info("ready", "nats", natsShown, "http", httpServer.Addr(), "pid", os.Getpid())
 			fmt.Fprintf(out, "Lapse %s takes requests at %s under %s.>, page at http://%s\nTry: %s\n",
 				buildVersion(), natsShown, cfg.Prefix, httpServer.Addr(), tryLine(cfg, natsShown))
@@ -380,7 +366,7 @@ func runService(ctx context.Context, cfg settings.Settings, logger *slog.Logger,
 	case <-ctx.Done():
 	case err = <-ended:
 	}
-	in.setPhase("stopping")
+	in.phase.Set("stopping")
 	in.crew.Retire()
 	logger.Info("stopping", "in_flight", in.firer.InFlight())
 	return err
@@ -506,33 +492,18 @@ func servers(ctx context.Context, cfg *settings.Settings, dir *embedded.Dir, log
 	return redisURL, nc, shown, nil
 }
 
-func (in *instance) setPhase(phase string) {
-	in.mu.Lock()
-	in.phase = phase
-	in.mu.Unlock()
-}
-
-// up says whether all that is made at the start is there; else why not.
-func (in *instance) up() (phase string, ok bool) {
-	in.mu.Lock()
-	defer in.mu.Unlock()
-	return in.phase, in.phase != "starting" && !strings.HasPrefix(in.phase, "waiting")
-}
-
-var errStarting = errors.New("Lapse is starting")
-
 // What the page works with.
 
 func (in *instance) status(ctx context.Context) wire.StatusReply {
-	if _, ok := in.up(); !ok {
+	if in.phase.Up() != nil {
 		return wire.StatusReply{Health: in.health(ctx)}
 	}
 	return in.service.Status(ctx)
 }
 
 func (in *instance) topics(ctx context.Context) (out page.Topics, err error) {
-	if _, ok := in.up(); !ok {
-		return out, errStarting
+	if err := in.phase.Up(); err != nil {
+		return out, err
 	}
 	t, err := in.store.Topics(ctx)
 	out.Pending, out.Looked = t.Pending, t.Looked
@@ -543,15 +514,15 @@ func (in *instance) topics(ctx context.Context) (out page.Topics, err error) {
 }
 
 func (in *instance) client() (*client.Client, error) {
-	if _, ok := in.up(); !ok {
-		return nil, errStarting
+	if err := in.phase.Up(); err != nil {
+		return nil, err
 	}
 	return client.New(in.nc.Conn, client.Prefix(in.cfg.Prefix))
 }
 
 func (in *instance) dial(cfg *service.ConnConfig) (*nats.Conn, error) {
-	if _, ok := in.up(); !ok {
-		return nil, errStarting
+	if err := in.phase.Up(); err != nil {
+		return nil, err
 	}
 	c, err := service.Connect(*cfg, "lapse "+in.id+" page", false)
 	if err != nil {
@@ -562,8 +533,8 @@ func (in *instance) dial(cfg *service.ConnConfig) (*nats.Conn, error) {
 
 // examine has the findings of lapse doctor, for the page.
 func (in *instance) examine(ctx context.Context, d *doctor.Deployment) (any, error) {
-	if _, ok := in.up(); !ok {
-		return nil, errStarting
+	if err := in.phase.Up(); err != nil {
+		return nil, err
 	}
 	return doctor.Run(ctx, *d), nil
 }
@@ -588,54 +559,15 @@ func (in *instance) sample(ctx context.Context) metrics.Sampled {
 	return s
 }
 
-var errNotYet = errors.New("not ready to be asked yet")
-
 // inspect asks how the parts are, and gives what Redis said of itself.
-func (in *instance) inspect(ctx context.Context) (h wire.HealthReply, server timers.Server, err error) {
-	phase, ok := in.up()
-	h = wire.HealthReply{Parts: map[string]wire.HealthPart{}}
-	part := func(name, status, why string) { h.Parts[name] = wire.HealthPart{Status: status, Why: why} }
-	if !ok {
-		part("service", wire.HealthDown, phase)
-		return worst(h), server, errNotYet
-	}
-	if phase != "" {
-		part("service", wire.HealthDown, phase)
-	}
-	ask, cancel := context.WithTimeout(ctx, time.Second)
-	defer cancel()
-	server, err = timers.Inspect(ask, in.rdb)
-	switch why, down := server.Trouble(); {
-	case err != nil:
-		part("redis", wire.HealthDown, "Redis does not answer: "+err.Error())
-	case down:
-		part("redis", wire.HealthDown, why)
-	case why != "":
-		part("redis", wire.HealthDegraded, why)
-	case server.Replicas < in.cfg.MinReplicas:
-		part("redis", wire.HealthDegraded, fmt.Sprintf("Redis has %d replicas and LAPSE_MIN_REPLICAS wants %d: sets and cancels are carried out and answered 504; connect replicas, or lower it", server.Replicas, in.cfg.MinReplicas))
-	default:
-		part("redis", wire.HealthOK, "")
-	}
-	h.Parts["nats"] = in.service.Health()
-	listening := in.listener.Health()
-	if listening.OK {
-		part("subscription", wire.HealthOK, listening.Why)
-	} else {
-		part("subscription", wire.HealthDegraded, listening.Why)
-	}
-	h.Parts["stream"] = in.pub.Health()
-	return worst(h), server, err
-}
-
-func worst(h wire.HealthReply) wire.HealthReply {
-	h.Status = wire.HealthOK
-	for _, p := range h.Parts {
-		if p.Status == wire.HealthDown || h.Status == wire.HealthOK {
-			h.Status = p.Status
+func (in *instance) inspect(ctx context.Context) (wire.HealthReply, timers.Server, error) {
+	return health.Inspect(ctx, &in.phase, func() health.Parts {
+		return health.Parts{
+			Redis:       func(ctx context.Context) (timers.Server, error) { return timers.Inspect(ctx, in.rdb) },
+			MinReplicas: in.cfg.MinReplicas, NATS: in.service.Health, Stream: in.pub.Health,
+			Listening: func() (bool, string) { h := in.listener.Health(); return h.OK, h.Why },
 		}
-	}
-	return h
+	})
 }
 
 // tryLine is a line that works as it is printed. Secrets are not printed: the

@@ -15,12 +15,13 @@ const module = "github.com/lapse-timers/lapse"
 // ADR 2). Data flow one way: main knows everything, timers knows nothing of
 // ours, and notify and reconcile do not know each other.
 var allowed = map[string][]string{
-	"":                             {"notify", "reconcile", "timers", "timers/cli", "timers/client", "timers/doctor", "timers/embedded", "timers/fault", "timers/lifecycle", "timers/metrics", "timers/service", "timers/settings", "timers/web", "timers/web/page", "timers/wire"},
+	"":                             {"notify", "reconcile", "timers", "timers/cli", "timers/client", "timers/doctor", "timers/embedded", "timers/fault", "timers/health", "timers/lifecycle", "timers/metrics", "timers/service", "timers/settings", "timers/web", "timers/web/page", "timers/wire"},
 	"notify":                       {"timers"},
 	"reconcile":                    {"timers"},
 	"timers":                       {"timers/fault"},
 	"timers/fault":                 {},
 	"timers/wire":                  {},
+	"timers/health":                {"timers", "timers/wire"},
 	"timers/lifecycle":             {"timers/wire"},
 	"timers/service":               {"timers", "timers/fault", "timers/wire"},
 	"timers/metrics":               {"notify", "reconcile", "timers", "timers/wire"},

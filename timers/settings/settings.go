@@ -166,3 +166,19 @@ func (c *Settings) Check() error {
 	}
 	return nil
 }
+
+// Want is what a setting of the Go type takes, for an error that a value is
+// none of it.
+func Want(goType string) string {
+	switch goType {
+	case "time.Duration":
+		return "duration such as 30s or 200ms"
+	case "slog.Level":
+		return "level: debug, info, warn or error"
+	case "int", "int64":
+		return "whole number"
+	case "bool":
+		return "switch: true or false"
+	}
+	return goType
+}
