@@ -2,41 +2,42 @@ package reconcile
 
 import "time"
 
-// alarm wakes one goroutine at a time, once for each Reset, give or take a wake
-// that an earlier Reset left behind. On Linux a timer of the kernel does it to
-// the microsecond. Go's timer is always set as well: a process that is never
-// idle looks at its timers before it looks at its files.
+// alarm wakes the one goroutine that waits on both of its channels. On Linux a
+// timer of the kernel does it to the microsecond. Go's timer is always set as
+// well: a process that is never idle looks at its timers before it looks at its
+// files.
 type alarm struct {
-	C     chan struct{} // one slot
-	timer *time.Timer
-	set   func(ns int64) // of the kernel's timer; nil without one
-	close func()
+	C      <-chan time.Time // of Go's timer, which a Reset empties
+	kernel chan struct{}    // one slot, may hold a wake of before; nil without one
+	timer  *time.Timer
+	set    func(ns int64) // of the kernel's timer; nil without one
+	close  func()
 }
 
 // goAlarm is an alarm of Go's timer alone.
-func goAlarm() *alarm { return &alarm{C: make(chan struct{}, 1)} }
+func goAlarm() *alarm {
+	t := time.NewTimer(time.Hour)
+	return &alarm{C: t.C, timer: t}
+}
 
-// Reset sets the alarm d from now, in place of what it was set to.
+// Reset sets the alarm d from now, in place of what it was set to. It may still
+// wake once for what it was set to, if that had come: by then the kernel's wake
+// is under way.
 func (a *alarm) Reset(d time.Duration) {
+	a.timer.Reset(d)
+	if a.set == nil {
+		return
+	}
 	select {
-	case <-a.C: // of the time before
+	case <-a.kernel:
 	default:
 	}
-	if a.timer == nil {
-		a.timer = time.AfterFunc(d, func() { signal(a.C) })
-	} else {
-		a.timer.Reset(d)
-	}
-	if a.set != nil {
-		a.set(int64(d))
-	}
+	a.set(int64(d))
 }
 
 // Stop ends it for good.
 func (a *alarm) Stop() {
-	if a.timer != nil {
-		a.timer.Stop()
-	}
+	a.timer.Stop()
 	if a.close != nil {
 		a.close()
 	}

@@ -23,6 +23,7 @@ func newAlarm() *alarm {
 		f.Close() //nolint:errcheck // only ever opened
 		return a
 	}
+	a.kernel = make(chan struct{}, 1)
 	a.set = func(ns int64) {
 		raw.Control(func(fd uintptr) { //nolint:errcheck // fails once it is closed
 			// A time of zero would disarm it.
@@ -36,7 +37,7 @@ func newAlarm() *alarm {
 			if _, err := f.Read(expirations[:]); err != nil {
 				return
 			}
-			signal(a.C)
+			signal(a.kernel)
 		}
 	}()
 	return a

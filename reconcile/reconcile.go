@@ -249,6 +249,7 @@ func (l *Loop) nudge(ctx context.Context, p *part) {
 		case <-ctx.Done():
 			return
 		case <-alarm.C:
+		case <-alarm.kernel:
 		case <-p.wake:
 		case <-p.more:
 		}
