@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"maps"
 	"net/http"
 	"os"
 	"slices"
@@ -21,18 +22,20 @@ import (
 )
 
 // fires keeps rate timers a second firing until ctx ends, each set two seconds
-// ahead, and returns the lag of every fire, in ms, when all are over.
-func fires(ctx context.Context, t *testing.T, d *deployment, rate int) []float64 {
+// ahead, and returns the lag of every fire, in ms, by the second it was due in,
+// when all are over.
+func fires(ctx context.Context, t *testing.T, d *deployment, rate int) lags {
 	t.Helper()
 	in, out := d.ns.Connect(t), d.ns.Connect(t)
 	var mu sync.Mutex
-	lags := make([]float64, 0, 1<<19)
+	heard, n := lags{}, 0
 	sub, err := in.Subscribe("timers.fired.>", func(m *nats.Msg) {
 		now := time.Now()
 		due, err := wire.ParseTime(m.Header.Get(wire.HeaderDue))
 		if err == nil {
 			mu.Lock()
-			lags = append(lags, float64(now.Sub(due).Microseconds())/1000)
+			heard[due.Unix()] = append(heard[due.Unix()], float64(now.Sub(due).Microseconds())/1000)
+			n++
 			mu.Unlock()
 		}
 	})
@@ -56,12 +59,33 @@ func fires(ctx context.Context, t *testing.T, d *deployment, rate int) []float64
 		case <-ctx.Done():
 		}
 	}
-	count := func() int { mu.Lock(); defer mu.Unlock(); return len(lags) }
-	timerstest.Eventually(t, time.Minute, "all fire", func() bool { return count() >= sent })
-	require.NoError(t, sub.Unsubscribe())
+	timerstest.Eventually(t, time.Minute, "all fire", func() bool { mu.Lock(); defer mu.Unlock(); return n >= sent })
+	require.NoError(t, in.FlushTimeout(time.Minute))
+	in.Close()
 	mu.Lock()
 	defer mu.Unlock()
-	return slices.Clone(lags)
+	return maps.Clone(heard)
+}
+
+// lags are in ms, by second.
+type lags map[int64][]float64
+
+func (l lags) String() string {
+	return fmt.Sprintf("p50 %.1f ms, p99 %.1f ms, p99 of the median second %.1f ms", l.percentile(.5), l.percentile(.99), l.typical())
+}
+
+func (l lags) percentile(p float64) float64 {
+	return percentile(slices.Concat(slices.Collect(maps.Values(l))...), p)
+}
+
+// typical is the p99 of the median second: what else the machine does for a few
+// seconds of a minute does not move it.
+func (l lags) typical() float64 {
+	var each []float64
+	for _, second := range l {
+		each = append(each, percentile(second, .99))
+	}
+	return percentile(each, .5)
 }
 
 func percentile(v []float64, p float64) float64 {
@@ -111,21 +135,23 @@ func viewed(ctx context.Context, t *testing.T, d *deployment) (ended chan struct
 
 // TestPageUnderLoad holds the page open under 5,000 fires a second, for a
 // minute in make test-browser LOAD=1: it stays responsive, and nobody's memory
-// grows. Timers must be no later for the page where its browser runs elsewhere; how
-// late they are with the browser on the cores of the servers is printed, too. In
-// make test it is a few seconds of a tenth of that, and the figures are only printed.
+// grows, and the p99 of the lag does not double, wherever the browser runs. In make
+// test it is a few seconds of a tenth of that, and the figures are only printed.
 func TestPageUnderLoad(t *testing.T) {
 	rate, long := timerstest.Size(300, 5000), timerstest.Size(0, 1) == 1
 	run := time.Duration(timerstest.Size(4, 60)) * time.Second
 	d := deploy(t)
-	without, elsewhere := []float64{0}, []float64{0}
-	if long {
+	load := func(run time.Duration) lags {
 		ctx, cancel := context.WithTimeout(t.Context(), run)
-		without = fires(ctx, t, d, rate)
-		cancel()
-		ctx, cancel = context.WithTimeout(t.Context(), run)
+		defer cancel()
+		return fires(ctx, t, d, rate)
+	}
+	var without, elsewhere lags
+	if long {
+		without = load(run)
+		ctx, cancel := context.WithCancel(t.Context())
 		ended := viewed(ctx, t, d)
-		elsewhere = fires(ctx, t, d, rate)
+		elsewhere = load(run)
 		cancel()
 		<-ended
 	}
@@ -133,39 +159,35 @@ func TestPageUnderLoad(t *testing.T) {
 	b.size(1280, 930, "light")
 	b.open("/")
 	b.run(js(watch))
-	ctx, cancel := context.WithTimeout(t.Context(), run)
-	defer cancel()
+	// A browser that has just started is busy with itself for some seconds, and
+	// what is kept grows to its size.
+	load(time.Duration(timerstest.Size(2, 20)) * time.Second)
+	b.run(js(`measured.ticks.length = measured.frames.length = measured.long = 0`))
 	var heap, resident [2]int64
-	looked := make(chan struct{})
-	go func() { // what it keeps after a third, and near the end
-		defer close(looked)
-		for i, after := range []time.Duration{run / 3, run * 5 / 9} {
-			select {
-			case <-time.After(after):
-			case <-t.Context().Done():
-				return
-			}
-			resident[i] = memory(t, d.Pid())
-			heap[i] = heapOf(b)
-		}
-	}()
-	with := fires(ctx, t, d, rate)
-	<-looked
+	resident[0], heap[0] = memory(t, d.Pid()), heapOf(b)
+	with := load(run)
+	resident[1], heap[1] = memory(t, d.Pid()), heapOf(b)
 	seen := value[float64](b, `Math.max(...[...document.querySelector('#plot-rate svg').getAttribute('aria-label').matchAll(/[\d,]+/g)].map((m) => Number(m[0].replace(/,/g, ''))))`)
 	ticks, frames := value[[]float64](b, `measured.ticks`), value[[]float64](b, `measured.frames`)
 	longest := value[float64](b, `measured.long`)
 	t.Logf("%d fires a second for %v", rate, run)
-	t.Logf("lag without the page: p50 %.1f ms, p99 %.1f ms; with its stream read: p50 %.1f ms, p99 %.1f ms; with the browser on the same cores: p50 %.1f ms, p99 %.1f ms (%d fires)",
-		percentile(without, .5), percentile(without, .99), percentile(elsewhere, .5), percentile(elsewhere, .99), percentile(with, .5), percentile(with, .99), len(with))
+	if long {
+		t.Logf("lag without the page: %v", without)
+		t.Logf("lag with its stream read: %v (%.2f times)", elsewhere, elsewhere.typical()/without.typical())
+		t.Logf("lag with the browser on the same cores: %v (%.2f times)", with, with.typical()/without.typical())
+	} else {
+		t.Logf("lag with the browser on the same cores: %v", with)
+	}
 	t.Logf("page: timers late by p50 %.1f ms, p99 %.1f ms, at most %.1f ms; frames p50 %.1f ms, p99 %.1f ms; longest task %.0f ms; scale of the rate %.0f",
 		percentile(ticks, .5), percentile(ticks, .99), ticks[len(ticks)-1], percentile(frames, .5), percentile(frames, .99), longest, seen)
-	t.Logf("memory after a third and near the end: service %.1f and %.1f MB, page's heap %.2f and %.2f MB",
+	t.Logf("memory before and after: service %.1f and %.1f MB, page's heap %.2f and %.2f MB",
 		mb(resident[0]), mb(resident[1]), mb(heap[0]), mb(heap[1]))
 	require.GreaterOrEqual(t, seen, float64(rate)/2, "the page shows the fires")
 	b.clean()
 	if long {
 		require.Less(t, percentile(ticks, .99), 100., "it stays responsive")
-		require.Less(t, percentile(elsewhere, .99), 2*percentile(without, .99), "timers are late for the page")
+		require.Less(t, elsewhere.typical(), 2*without.typical(), "timers are late for who looks")
+		require.Less(t, with.typical(), 2*without.typical(), "timers are late for a browser beside the servers")
 		require.Less(t, resident[1], resident[0]*5/4, "the service grows")
 		require.Less(t, heap[1], heap[0]+4<<20, "the page grows")
 	}

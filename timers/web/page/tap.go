@@ -15,7 +15,7 @@ import (
 )
 
 const (
-	tailSample = 20   // fired events of a second that are shown
+	tailSample = 10   // fired events of a second that are shown
 	lagSample  = 4096 // and whose lag is kept for the percentiles
 	dialPause  = 2 * time.Second
 
