@@ -50,7 +50,7 @@ type Options struct {
 	Concurrency int           // callers that each await their answer; with 1, set compares with bare requests
 	Payload     int           // bytes, 0 to 1 MiB; -1 for none
 	Topics      int           // topics that the timers are spread over, 1 to 10,000
-	Repeat      int           // rounds of burst and set, of which the median counts; 1 to 99
+	Repeat      int           // rounds of burst, set and recover, of which the median counts; 1 to 99
 
 	// Prefix names the deployment, and Dial opens a connection to its NATS. Dial
 	// is not used with Fresh.

@@ -64,6 +64,9 @@ func (r *Result) figures() []string {
 		if r.Set.Ratio > 0 {
 			add("bare NATS request %v, bare script call %v, a set takes %.2f times their sum", r.Set.NATS, r.Set.Script, r.Set.Ratio)
 		}
+		if r.Set.Storing > 0 {
+			add("a script call that stores as much %v", r.Set.Storing)
+		}
 	case r.Memory != nil:
 		add("%.0f bytes of Redis per timer", r.Memory.PerTimer)
 		if r.Memory.ServiceRSS > 0 {
@@ -80,6 +83,9 @@ func (r *Result) figures() []string {
 	case r.Recover != nil:
 		add("first %v after ready", r.Recover.First)
 		add("%s/s drained", grouped(r.Recover.Drained))
+		if len(r.Recover.Rounds) > 1 {
+			add("rounds %s", rounds(r.Recover.Rounds))
+		}
 		add("ready after %v", r.Recover.Start)
 		if r.Recover.PeakRSS > 0 {
 			add("service at most %s resident", megabytes(r.Recover.PeakRSS))

@@ -122,9 +122,10 @@ type Set struct {
 	Rounds []float64 `json:"rounds,omitempty"` // sets_per_s of each, when there were several
 
 	// With one caller: the least that a set over NATS into Redis can cost.
-	NATS   Millis  `json:"bare_nats_p50_ms,omitempty"`   // a request to a responder that only answers
-	Script Millis  `json:"bare_script_p50_ms,omitempty"` // EVALSHA of "return 1"
-	Ratio  float64 `json:"ratio,omitempty"`              // p50 over the sum of the two
+	NATS    Millis  `json:"bare_nats_p50_ms,omitempty"`      // a request to a responder that only answers
+	Script  Millis  `json:"bare_script_p50_ms,omitempty"`    // EVALSHA of "return 1"
+	Storing Millis  `json:"storing_script_p50_ms,omitempty"` // EVALSHA of the writes of a set; on fresh servers only
+	Ratio   float64 `json:"ratio,omitempty"`                 // p50 over the sum of the first two
 }
 
 // Memory is what waiting timers occupy.
@@ -153,6 +154,8 @@ type Recover struct {
 	Drained float64 `json:"drained_per_s"` // from the first to the last arrival or from ready, whichever is earlier
 	PeakRSS int64   `json:"service_peak_rss_bytes"`
 	Start   Millis  `json:"start_ms"` // from the start of the process to ready
+
+	Rounds []float64 `json:"rounds,omitempty"` // drained_per_s of each, when there were several
 }
 
 // Millis is a time in milliseconds. In JSON, infinity (a timer that never

@@ -112,9 +112,18 @@ func (r *rig) setRound(ctx context.Context, o Options) (Set, error) {
 // bareScript does nothing: what a script call costs at least.
 var bareScript = redis.NewScript("return 1")
 
+// storingScript makes the three records of a timer: what the script call of a
+// set costs at least.
+var storingScript = redis.NewScript(`
+redis.call('ZADD', KEYS[1], ARGV[1], ARGV[2])
+redis.call('HSET', KEYS[2], 'p', ARGV[3], 'd', ARGV[1], 'r', ARGV[1])
+redis.call('SET', KEYS[3], '', 'PXAT', ARGV[1])
+return 1`)
+
 // compare measures a single caller's sets beside what they are made of: a
-// request over NATS and a script call. The three take turns, so that all see
-// the same machine.
+// request over NATS and a script call. They take turns, so that all see the
+// same machine. On fresh servers, whose data nobody wants, a script call that
+// stores as much is measured too.
 func (r *rig) compare(ctx context.Context, d *deployment, n int, out *Set) error {
 	nc := d.conns[0]
 	subject := nats.NewInbox() // nobody else listens there
@@ -137,12 +146,14 @@ func (r *rig) compare(ctx context.Context, d *deployment, n int, out *Set) error
 			return fmt.Errorf("the bench may not subscribe to %s on this NATS; allow _INBOX.> or leave out --concurrency 1", subject)
 		}
 	}
-	if err := bareScript.Load(ctx, d.redis).Err(); err != nil {
-		return fmt.Errorf("load a script into Redis: %w", err)
+	for _, s := range []*redis.Script{bareScript, storingScript} {
+		if err := s.Load(ctx, d.redis).Err(); err != nil {
+			return fmt.Errorf("load a script into Redis: %w", err)
+		}
 	}
 	from := time.Now().Add(time.Hour).UnixMilli()
 	first := r.take(n)
-	sets, requests, scripts := newHistogram(), newHistogram(), newHistogram()
+	sets, requests, scripts, storing := newHistogram(), newHistogram(), newHistogram(), newHistogram()
 	request := &nats.Msg{Subject: subject, Data: d.payload, Header: nats.Header{"Timer-Id": {timerID(0)}, "Timer-Schedule": {at(from)}}}
 	timed := func(h histogram, do func() error) error {
 		at := time.Now()
@@ -168,6 +179,16 @@ func (r *rig) compare(ctx context.Context, d *deployment, n int, out *Set) error
 				return fmt.Errorf("bare script call: %w", err)
 			}
 		}
+		if d.servers == nil {
+			continue
+		}
+		for j := range turn {
+			name := "bench:" + timerID(i+j)
+			keys := []string{"bench", name + ":shadow", name}
+			if err := timed(storing, func() error { return storingScript.EvalSha(ctx, d.redis, keys, from, name, d.payload).Err() }); err != nil {
+				return fmt.Errorf("bare script call that stores: %w", err)
+			}
+		}
 	}
 	if ctx.Err() != nil {
 		return ctx.Err()
@@ -175,6 +196,9 @@ func (r *rig) compare(ctx context.Context, d *deployment, n int, out *Set) error
 	r.pending += n
 	out.P50, out.P99, out.Max = sets.quantile(.5, 0), sets.quantile(.99, 0), sets.quantile(1, 0)
 	out.NATS, out.Script = requests.quantile(.5, 0), scripts.quantile(.5, 0)
+	if d.servers != nil {
+		out.Storing = storing.quantile(.5, 0)
+	}
 	if sum := float64(out.NATS + out.Script); sum > 0 {
 		out.Ratio = float64(int(float64(out.P50)/sum*100+.5)) / 100
 	}

@@ -58,7 +58,7 @@ func suite(quick bool) []measured {
 		{"set", Options{Count: size(200*kilo, 20*kilo), Concurrency: 512, Repeat: size(3, 1)}, []string{JetStream}, 1},
 		{"set", Options{Count: size(10*kilo, kilo), Concurrency: 1}, []string{JetStream}, 1},
 		{"memory", Options{Pending: size(mega, 20*kilo), Duration: seconds(30, 3)}, nil, 1}, // and idle
-		{"recover", Options{Pending: calibration, Count: size(100*kilo, 10*kilo)}, nil, 1},
+		{"recover", burst, nil, 1},
 	}
 }
 

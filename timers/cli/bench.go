@@ -69,7 +69,7 @@ the end, and their events purged from the stream where that is permitted.
 	f.IntVar(&o.Concurrency, "concurrency", 0, "callers of set, each awaiting its answer; 0: 512")
 	f.IntVar(&o.Payload, "payload", 100, "`bytes` of payload")
 	f.IntVar(&o.Topics, "topics", 10, "topics that the timers are spread over")
-	f.IntVar(&o.Repeat, "repeat", 1, "rounds of burst and set, of which the median counts")
+	f.IntVar(&o.Repeat, "repeat", 1, "rounds of burst, set and recover, of which the median counts")
 	f.StringSliceVar(&o.Vs, "vs", nil, "`contestants` to run beside it: "+strings.Join(bench.Contestants, ", "))
 	f.StringVar(&o.RedisURL, "redis", "", "`URL` of the deployment's Redis, for memory, idle, and set with one caller")
 	f.BoolVar(&b.isFresh, "fresh", false, "measure servers started for it: redis-server, nats-server, lapse serve")
