@@ -365,6 +365,8 @@ func runService(ctx context.Context, cfg settings.Settings, logger *slog.Logger,
 	select {
 	case <-ctx.Done():
 	case err = <-ended:
+	case err = <-in.nc.Lost():
+	case err = <-delivery.Lost(): // deaf or mute for good, it would only look alive
 	}
 	in.phase.Set("stopping")
 	in.crew.Retire()

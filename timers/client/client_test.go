@@ -396,6 +396,7 @@ func TestRefusedBeforeSending(t *testing.T) {
 		"line break in topic":  {set("a\r\nPUB x", in, ""), client.ErrInvalidTopic, `"a\r\nPUB x"`},
 		"dot at the start":     {set(".a", in, ""), client.ErrInvalidTopic, "empty token"},
 		"two dots":             {set("a..b", in, ""), client.ErrInvalidTopic, "empty token"},
+		"topic of 4 kB":        {set(strings.Repeat("t", 4100), in, ""), client.ErrInvalidTopic, "at most 128"}, // NATS would end the connection
 		"empty id":             {set("t", in, "", client.ID("")), client.ErrInvalidID, "empty"},
 		"line break in the id": {set("t", in, "", client.ID("a\nb")), client.ErrInvalidID, "line break"},
 		"space after the id":   {set("t", in, "", client.ID("a ")), client.ErrInvalidID, "space"},

@@ -100,6 +100,11 @@ func excerpt(data []byte) string {
 	return fmt.Sprintf("%+q", wire.Cut(string(data)))
 }
 
+// longestTopic is the service's rule, in bytes, kept here too: nats-server closes
+// the connection of who sends a subject above its max_control_line, and nats.go
+// does not come back from that.
+const longestTopic = 128
+
 // checkTopic refuses what cannot travel as the end of a subject, where it
 // would reach nobody or another subject. All other rules are the service's.
 func checkTopic(topic string) error {
@@ -107,6 +112,8 @@ func checkTopic(topic string) error {
 	switch {
 	case topic == "":
 		rule = "it is empty; want something like orders.close"
+	case len(topic) > longestTopic:
+		rule = fmt.Sprintf("it has %d bytes, at most %d are allowed", len(topic), longestTopic)
 	case strings.ContainsFunc(topic, func(r rune) bool { return r <= ' ' || r == 0x7f }):
 		rule = "it contains white space or a control character; want tokens of A-Z a-z 0-9 _ - joined by single dots"
 	case strings.HasPrefix(topic, "."), strings.HasSuffix(topic, "."), strings.Contains(topic, ".."):

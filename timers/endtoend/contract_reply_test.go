@@ -3,6 +3,7 @@ package endtoend
 import (
 	"encoding/json"
 	"fmt"
+	"strings"
 	"testing"
 	"time"
 
@@ -23,6 +24,7 @@ func TestReplySubjectsThatLapseMustNotPublishTo(t *testing.T) {
 	replies := []string{
 		"timers", "timers.fired.x", "timers.fired.kept", "timers.dead.x", "timers.set.x", "timers.cancel.kept", "timers.status", "timers.anything", "timers.*.x", "timers.>",
 		"$JS.API.STREAM.INFO.TIMERS", "$JS.API.STREAM.DELETE.TIMERS", "$JS.API.STREAM.PURGE.TIMERS", "$SYS.x", "$SYS.REQ.SERVER.PING", "$SRV.PING", "$", "$KV.x.y",
+		strings.Repeat("r", 1025), // a server with a lower max_control_line would end the connection of who answers
 	}
 	var traps []*nats.Subscription
 	for _, subject := range []string{"timers", "timers.fired.>", "timers.dead.>", "timers.anything", "$JS.API.STREAM.INFO.TIMERS", "$JS.API.STREAM.DELETE.TIMERS",
@@ -61,7 +63,7 @@ func TestReplySubjectsThatLapseMustNotPublishTo(t *testing.T) {
 	require.Equal(t, 0, count(t, s.nc, "TIMERS", ">"), "a reply was stored in the stream")
 
 	// Near misses are ordinary subjects.
-	for _, reply := range []string{"timersx", "timers-other.x", "Timers.x", "x.timers", "x.$SYS"} {
+	for _, reply := range []string{"timersx", "timers-other.x", "Timers.x", "x.timers", "x.$SYS", strings.Repeat("r", 1024)} {
 		inbox := s.hear(t, reply)
 		m := about("timers.get.kept", "x")
 		m.Reply = reply

@@ -507,3 +507,33 @@ func TestInstanceStandsStill(t *testing.T) {
 	require.NoError(t, a.set(t, c, "after", "after", nil, client.In(0)))
 	a.allOnce(t, nc, rdb)
 }
+
+// A message above a max_payload that was just lowered ends a connection in a way
+// that the library does not come back from. An instance that is mute for good
+// must not look alive: it ends, and the next run goes on.
+func TestConnectionIsClosedForGood(t *testing.T) {
+	t.Parallel()
+	rs := timerstest.Redis(t)
+	ns := timerstest.NATS(t)
+	l := timerstest.LapseOn(t, rs.URL(), ns.URL())
+	c := newClient(t, ns.Connect(t))
+	r := receive(t, c)
+	for id, size := range map[string]int{"large": 4000, "small": 10} {
+		_, err := c.Set(t.Context(), "sizes", make([]byte, size), client.In(5*time.Second), client.ID(id))
+		require.NoError(t, err)
+	}
+	ns.Reload(func(o *server.Options) { o.MaxPayload = 2000 })
+	require.Equal(t, 1, l.Wait(), "it ends with an error")
+	require.Contains(t, l.Log(), "NATS closed the connection for good (nats: Maximum Payload Violation)")
+
+	l.Start()
+	r.await(t, 1, soon)
+	require.Equal(t, "small", r.all()[0].ID)
+	var dead client.Page
+	timerstest.Eventually(t, soon, "the large one is given up on", func() bool {
+		var err error
+		dead, err = c.ListDeadPage(t.Context(), "sizes", 0, "")
+		return err == nil && len(dead.Timers) == 1
+	})
+	require.Equal(t, "large", dead.Timers[0].ID)
+}

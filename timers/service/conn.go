@@ -34,6 +34,8 @@ type Conn struct {
 	disconnected []func()
 	reconnected  []func()
 	asyncError   []func(*nats.Subscription, error)
+	closing      bool       // by us
+	lost         chan error // one slot
 }
 
 // Connect opens a connection that reconnects for ever. With publishing it
@@ -41,7 +43,7 @@ type Conn struct {
 // buffer would say yes and might drop it (ADR 6). It tries once; errors that
 // match [ErrAuth] are not worth another try. No error repeats a password.
 func Connect(cfg ConnConfig, name string, publishing bool) (*Conn, error) {
-	c := &Conn{}
+	c := &Conn{lost: make(chan error, 1)}
 	opts := []nats.Option{
 		nats.Name(name),
 		nats.MaxReconnects(-1),
@@ -57,6 +59,13 @@ func Connect(cfg ConnConfig, name string, publishing bool) (*Conn, error) {
 		nats.MaxPingsOutstanding(2),
 		nats.DisconnectErrHandler(func(_ *nats.Conn, err error) { c.each(func() []func() { return c.disconnected }) }),
 		nats.ReconnectHandler(func(*nats.Conn) { c.each(func() []func() { return c.reconnected }) }),
+		nats.ClosedHandler(func(nc *nats.Conn) {
+			c.mu.Lock()
+			defer c.mu.Unlock()
+			if !c.closing {
+				c.lost <- fmt.Errorf("NATS closed the connection for good (%v); start Lapse again, it then connects anew and goes on where it was", nc.LastError())
+			}
+		}),
 		nats.ErrorHandler(func(_ *nats.Conn, sub *nats.Subscription, err error) {
 			c.mu.Lock()
 			handlers := c.asyncError
@@ -87,6 +96,20 @@ func Connect(cfg ConnConfig, name string, publishing bool) (*Conn, error) {
 	}
 	c.Conn = nc
 	return c, nil
+}
+
+// Lost gives the reason once the connection is closed for good, otherwise than
+// by [Conn.Close]: the library comes back from any cut but not from a -ERR of
+// the server that it does not know, such as that of a message above a
+// max_payload that was just lowered. Nothing can be done on it any more.
+func (c *Conn) Lost() <-chan error { return c.lost }
+
+// Close closes the connection. It may be called again.
+func (c *Conn) Close() {
+	c.mu.Lock()
+	c.closing = true
+	c.mu.Unlock()
+	c.Conn.Close()
 }
 
 // OnDisconnect, OnReconnect and OnError add handlers. They run one at a time

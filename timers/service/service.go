@@ -244,14 +244,21 @@ func (s *Service) addEndpoints(svc micro.Service) error {
 	return nil
 }
 
+// maxReply is the longest reply subject that is answered, in bytes; no library makes
+// one of a tenth of it.
+const maxReply = 1024
+
 // begin counts a request and says whether it may be carried out. A reply
 // subject is not checked against what the requester may publish to, so Lapse
 // must not publish there in its place: not into its own subjects, where it
-// would be a fired event, and not into the system's.
+// would be a fired event, and not into the system's. Nor may it be so long that
+// the answer exceeds max_control_line of our server, which may be lower than
+// that of the requester's, or our line longer than his: it would close our
+// connection for good.
 func (s *Service) begin(r micro.Request, verb string) (request, bool) {
 	st := s.verbs[verb]
 	reply := r.Reply()
-	if s.cfg.Prefix.Covers(reply) || strings.HasPrefix(reply, "$") {
+	if s.cfg.Prefix.Covers(reply) || strings.HasPrefix(reply, "$") || len(reply) > maxReply {
 		s.ignored.Add(1)
 		st.ignored.Add(1)
 		return request{}, false

@@ -61,6 +61,9 @@ func newTap(opt Options) *tap { return &tap{opt: opt, since: time.Now()} }
 func (t *tap) ensure(wg *sync.WaitGroup) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
+	if t.nc != nil && t.nc.IsClosed() {
+		t.nc, t.sub, t.dropped = nil, nil, 0 // it does not come back by itself
+	}
 	if t.nc != nil || t.dialing || t.closed || time.Since(t.tried) < dialPause {
 		return
 	}
