@@ -131,7 +131,8 @@ func failed(w http.ResponseWriter, err error) {
 }
 
 func (p *Page) getTimer(w http.ResponseWriter, r *http.Request, c *client.Client) {
-	t, err := c.Get(r.Context(), r.FormValue("topic"), r.FormValue("id"))
+	ask := r.URL.Query() // FormValue would read a body, also of a GET, into memory and files
+	t, err := c.Get(r.Context(), ask.Get("topic"), ask.Get("id"))
 	if err != nil {
 		failed(w, err)
 		return
@@ -162,15 +163,16 @@ func (p *Page) getTimer(w http.ResponseWriter, r *http.Request, c *client.Client
 }
 
 func (p *Page) listTimers(w http.ResponseWriter, r *http.Request, c *client.Client) {
-	limit, _ := strconv.Atoi(r.FormValue("limit"))
+	ask := r.URL.Query() // see getTimer
+	limit, _ := strconv.Atoi(ask.Get("limit"))
 	list := c.ListPage
-	switch r.FormValue("state") {
+	switch ask.Get("state") {
 	case wire.ListDead:
 		list = c.ListDeadPage
 	case wire.ListPending:
 		list = c.ListPendingPage
 	}
-	page, err := list(r.Context(), r.FormValue("topic"), max(1, min(limit, 200)), r.FormValue("cursor"))
+	page, err := list(r.Context(), ask.Get("topic"), max(1, min(limit, 200)), ask.Get("cursor"))
 	if err != nil {
 		failed(w, err)
 		return

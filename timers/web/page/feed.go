@@ -367,8 +367,13 @@ func (f *feed) serve(w http.ResponseWriter, r *http.Request) {
 	_ = rc.SetReadDeadline(time.Time{}) // a real connection has deadlines
 	w.Header().Set("Content-Type", "text/event-stream")
 	w.Header().Set("X-Accel-Buffering", "no") // nginx would gather frames
+	// A viewer that does not read must not hold up the stop.
+	defer context.AfterFunc(f.ctx, func() { _ = rc.SetWriteDeadline(time.Now()) })()
 	for b := first; ; {
 		_ = rc.SetWriteDeadline(time.Now().Add(writeTimeout)) // likewise
+		if f.ctx.Err() != nil {
+			return
+		}
 		if _, err := w.Write(b); err != nil {
 			return
 		}

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"net"
 	"net/http"
 	"net/http/httptest"
 	"strings"
@@ -168,6 +169,23 @@ func TestWhoMayAsk(t *testing.T) {
 	require.NotContains(t, w.log.String(), secret)
 }
 
+// A form in a GET is no business of ours: nobody may have us keep it in memory
+// and files, or hold one of the few slots while it dribbles in.
+func TestBodiesOfReadsAreNotRead(t *testing.T) {
+	w := newWorld(t, nil)
+	for _, path := range []string{"/api/timer", "/api/timers?topic=.", "/page/none.js"} {
+		conn, err := net.Dial("tcp", strings.TrimPrefix(w.url, "http://"))
+		require.NoError(t, err)
+		defer conn.Close()
+		require.NoError(t, conn.SetDeadline(time.Now().Add(10*time.Second)))
+		_, err = fmt.Fprintf(conn, "GET %s HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: multipart/form-data; boundary=b\r\nContent-Length: 1000000000\r\n\r\n--b\r\n", path)
+		require.NoError(t, err)
+		answer, err := http.ReadResponse(bufio.NewReader(conn), nil)
+		require.NoError(t, err, "%s waits for the body", path)
+		require.Equal(t, 4, answer.StatusCode/100)
+	}
+}
+
 func TestAddressesAreForgotten(t *testing.T) {
 	g := newGuard("127.0.0.1:1", secret, slog.New(slog.DiscardHandler))
 	for i := range 2 * maxAddresses {
@@ -317,6 +335,29 @@ func TestSlowViewer(t *testing.T) {
 	require.Contains(t, string(<-slow.frames), "event: history")
 	require.NotContains(t, string(<-quick.frames), "event: history")
 	require.False(t, slow.missed)
+}
+
+// Nor does it hold up the stop, with a frame that it does not take.
+func TestStopDoesNotWaitForASlowViewer(t *testing.T) {
+	more := strings.Repeat("x", 32<<20) // than any socket takes
+	w := newWorld(t, func(o *Options) {
+		o.Status = func(context.Context) wire.StatusReply { return wire.StatusReply{Instance: more} }
+	})
+	conn, err := net.Dial("tcp", strings.TrimPrefix(w.url, "http://"))
+	require.NoError(t, err)
+	defer conn.Close()
+	_, err = fmt.Fprint(conn, "GET /events HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
+	require.NoError(t, err)
+	for r := bufio.NewReader(conn); ; {
+		line, err := r.ReadString('\n')
+		require.NoError(t, err)
+		if line == "event: status\n" {
+			break
+		}
+	}
+	began := time.Now()
+	w.page.Close()
+	require.Less(t, time.Since(began), closeWait-time.Second)
 }
 
 func TestViewersAreBounded(t *testing.T) {
