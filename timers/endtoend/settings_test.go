@@ -95,6 +95,13 @@ func TestBadSettings(t *testing.T) {
 		{"level", []string{"LAPSE_LOG_LEVEL=loud"}, []string{"LAPSE_LOG_LEVEL", "loud", "debug, info, warn or error"}},
 		{"stream", []string{"LAPSE_STREAM=a.b"}, []string{"LAPSE_STREAM", "a.b"}},
 		{"listen", []string{"LAPSE_NATS_LISTEN=0.0.0.0:4222", "LAPSE_DATA_DIR=" + t.TempDir()}, []string{"LAPSE_NATS_LISTEN", "password"}},
+		{"stream with a control character", []string{"LAPSE_STREAM=a\x1b[31mb"}, []string{"LAPSE_STREAM", `"a\x1b[31mb"`, "control"}},
+		{"stream too long", []string{"LAPSE_STREAM=" + strings.Repeat("s", 256)}, []string{"LAPSE_STREAM", "255"}},
+		{"stream's age below its window", []string{"LAPSE_STREAM_MAX_AGE=1m"}, []string{"LAPSE_STREAM_MAX_AGE=1m0s", "LAPSE_STREAM_DUPLICATES=2m0s"}},
+		{"replicas of one server", []string{"LAPSE_STREAM_REPLICAS=3"}, []string{"LAPSE_STREAM_REPLICAS=3", "LAPSE_NATS_URL"}},
+		{"credentials directory", []string{redisURL, natsURL, "LAPSE_NATS_CREDS=/"}, []string{"LAPSE_NATS_CREDS", `"/"`, "directory"}},
+		{"empty data directory", []string{"LAPSE_DATA_DIR="}, []string{"LAPSE_DATA_DIR", "./lapse-data"}},
+		{"empty HTTP listen", []string{"LAPSE_HTTP_LISTEN="}, []string{"LAPSE_HTTP_LISTEN", "host:port"}},
 		{"HTTP listen", []string{"LAPSE_HTTP_LISTEN=nowhere"}, []string{"LAPSE_HTTP_LISTEN", "nowhere", "host:port"}},
 	} {
 		t.Run(tc.name, func(t *testing.T) {

@@ -11,6 +11,7 @@ import (
 	"slices"
 	"strings"
 	"time"
+	"unicode"
 	"unicode/utf8"
 
 	"github.com/lapse-timers/lapse/timers"
@@ -25,6 +26,9 @@ const Embedded = "embedded"
 
 // MinHTTPToken is the fewest characters of LAPSE_HTTP_TOKEN.
 const MinHTTPToken = 16
+
+// maxStreamName is the longest name of a stream that NATS takes, in bytes.
+const maxStreamName = 255
 
 // Settings is every setting there is. main reads it with envconfig, under the
 // prefix LAPSE; lapse help prints the table.
@@ -115,11 +119,13 @@ func (c *Settings) Check() error {
 	}
 	if c.StreamReplicas < 1 || c.StreamReplicas > 5 {
 		errs = append(errs, fmt.Errorf("LAPSE_STREAM_REPLICAS=%d: want 1 to 5", c.StreamReplicas))
+	} else if c.StreamReplicas > 1 && c.NATSURL == Embedded {
+		errs = append(errs, fmt.Errorf("LAPSE_STREAM_REPLICAS=%d: the embedded NATS server is one server and keeps 1; name a cluster in LAPSE_NATS_URL, or leave it out", c.StreamReplicas))
 	}
 	if c.Stream == "" {
 		c.Stream = wire.Prefix(c.Prefix).DefaultStream()
-	} else if strings.ContainsAny(c.Stream, " \t\r\n.*>/\\") {
-		errs = append(errs, fmt.Errorf("LAPSE_STREAM=%+q: a stream's name has no spaces, dots, slashes or wildcards", c.Stream))
+	} else if strings.ContainsAny(c.Stream, ".*>/\\") || len(c.Stream) > maxStreamName || strings.ContainsFunc(c.Stream, func(r rune) bool { return r == ' ' || !unicode.IsPrint(r) }) {
+		errs = append(errs, fmt.Errorf("LAPSE_STREAM=%+q: a stream's name has no spaces, dots, slashes, wildcards or control characters, and at most %d bytes", wire.Cut(c.Stream), maxStreamName))
 	}
 	switch {
 	case c.StreamMaxBytes < 0:
@@ -131,6 +137,17 @@ func (c *Settings) Check() error {
 	}
 	if c.Delivery == "jetstream" && c.Lease+c.RetryMax >= c.StreamDups {
 		errs = append(errs, fmt.Errorf("LAPSE_LEASE=%s and LAPSE_RETRY_MAX=%s together must be below LAPSE_STREAM_DUPLICATES=%s, or a retry could be stored twice", c.Lease, c.RetryMax, c.StreamDups))
+	}
+	if c.Delivery == "jetstream" && c.StreamMaxAge > 0 && c.StreamMaxAge < c.StreamDups {
+		errs = append(errs, fmt.Errorf("LAPSE_STREAM_MAX_AGE=%s: NATS makes no stream whose events go before its duplicate window is over; want at least LAPSE_STREAM_DUPLICATES=%s, or 0 for ever", c.StreamMaxAge, c.StreamDups))
+	}
+	// An empty address would be a free port of every interface, an empty directory
+	// the one that somebody happened to start it in.
+	if c.HTTPListen == "" {
+		errs = append(errs, errors.New(`LAPSE_HTTP_LISTEN="": want host:port, such as 127.0.0.1:8420, or leave it out`))
+	}
+	if c.DataDir == "" {
+		errs = append(errs, errors.New(`LAPSE_DATA_DIR="": want a directory, such as ./lapse-data, or leave it out`))
 	}
 	_, redisSet := os.LookupEnv("LAPSE_REDIS_URL")
 	_, natsSet := os.LookupEnv("LAPSE_NATS_URL")
@@ -156,6 +173,9 @@ func (c *Settings) Check() error {
 		if f, err := os.Open(c.NATSCreds); err != nil {
 			errs = append(errs, fmt.Errorf("LAPSE_NATS_CREDS: %w; want the path of a credentials file", err))
 		} else {
+			if info, err := f.Stat(); err == nil && info.IsDir() {
+				errs = append(errs, fmt.Errorf("LAPSE_NATS_CREDS=%+q is a directory; want the path of a credentials file", c.NATSCreds))
+			}
 			f.Close() //nolint:errcheck // only ever opened
 		}
 	}
