@@ -380,6 +380,10 @@ func TestDoctorOnOrphans(t *testing.T) {
 	for i := range 3 {
 		require.NoError(t, rdb.HSet(t.Context(), fmt.Sprintf("timers:{0}:h:a:it's %d", i), "p", "x", "d", due, "r", i+1).Err())
 	}
+	// What Lua takes for a number and Redis does not must not keep the rest from being mended.
+	for i, d := range []string{"nan", " 5", "inf", "0x", "-1", "1e400"} {
+		require.NoError(t, rdb.HSet(t.Context(), fmt.Sprintf("timers:{0}:h:a:no time %d", i), "p", "x", "d", d, "r", i+1).Err())
+	}
 	require.NoError(t, rdb.HSet(t.Context(), "timers:{0}:h:a:half", "p", "x").Err())
 	require.NoError(t, rdb.Set(t.Context(), "timers:{0}:t:a:bare", "", 0).Err())
 
@@ -387,7 +391,7 @@ func TestDoctorOnOrphans(t *testing.T) {
 	f, _ := r.Find("orphans")
 	require.Equal(t, wire.FindingFail, f.Status, shown(r))
 	require.True(t, f.Fixable)
-	require.Contains(t, f.Found, "5 ")
+	require.Contains(t, f.Found, "11 ")
 	words := strings.Fields(f.Remedy)
 	require.Equal(t, []string{"lapse", "doctor"}, words[:2])
 	r = examined(t, 0, env, words[2:]...)
@@ -395,7 +399,7 @@ func TestDoctorOnOrphans(t *testing.T) {
 	require.Equal(t, wire.FindingOK, f.Status, shown(r))
 	require.True(t, f.Fixed)
 	require.EqualValues(t, 3, rdb.ZCard(t.Context(), "timers:{0}:due").Val(), "what was whole waits again")
-	require.Zero(t, rdb.Exists(t.Context(), "timers:{0}:h:a:half", "timers:{0}:t:a:bare").Val(), "what was not is gone")
+	require.Zero(t, rdb.Exists(t.Context(), "timers:{0}:h:a:half", "timers:{0}:t:a:bare", "timers:{0}:h:a:no time 0", "timers:{0}:h:a:no time 1").Val(), "what was not is gone")
 
 	// The other way round, with a redis-cli line each.
 	require.NoError(t, rdb.Set(t.Context(), "timers:{0}:t:a:it's 0", "", 0).Err())

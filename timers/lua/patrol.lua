@@ -16,6 +16,12 @@ local page = redis.call('SCAN', ARGV[2], 'MATCH', (string.gsub(base, '[%*%?%[%]\
 local keys, gone, scores, dead = page[2], {}, {}, {}
 -- COUNT is about how many there are at a time; a table in the middle of its growth
 -- may give more.
+-- What a script of ours writes; of a foreign hand there may be "nan" or " 5", which Lua
+-- takes for a number and ZADD does not, so that nothing behind it would ever be looked at.
+local function number(v)
+  return v and #v <= 16 and string.match(v, '^%d+$')
+end
+
 for first = 1, #keys, 1000 do
   local members = {}
   for i = first, math.min(first + 999, #keys) do
@@ -26,7 +32,7 @@ for first = 1, #keys, 1000 do
     local key = keys[first + i - 1]
     if not known[i] and string.sub(key, #base + 1, #base + 1) == 'h' then
       local v = redis.pcall('HMGET', key, 'd', 'r', 'p', 'f')
-      if not v.err and tonumber(v[1] or '') and tonumber(v[2] or '') and v[3] then
+      if not v.err and number(v[1]) and number(v[2]) and v[3] then
         if not v[4] then
           scores[#scores + 1] = v[1]
           scores[#scores + 1] = members[i]

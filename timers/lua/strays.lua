@@ -27,6 +27,12 @@ local function note(kind, name)
   end
 end
 
+-- What a script of ours writes; of a foreign hand there may be "nan" or " 5", which Lua
+-- takes for a number and ZADD does not, so that nothing behind it would ever be looked at.
+local function number(v)
+  return v and #v <= 16 and string.match(v, '^%d+$')
+end
+
 for first = 1, #keys, 1000 do
   local members = {}
   for i = first, math.min(first + 999, #keys) do
@@ -39,7 +45,7 @@ for first = 1, #keys, 1000 do
     if string.sub(key, #base + 1, #base + 1) == 'h' then
       if not known[i] then
         local v = redis.pcall('HMGET', key, 'd', 'r', 'p', 'f')
-        local whole = not v.err and tonumber(v[1] or '') and tonumber(v[2] or '') and v[3]
+        local whole = not v.err and number(v[1]) and number(v[2]) and v[3]
         if whole and v[4] then
           if not redis.pcall('ZSCORE', KEYS[2], members[i]) then
             note(1, key)
