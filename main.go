@@ -200,7 +200,8 @@ type instance struct {
 	service  *service.Service
 	metrics  *metrics.Metrics
 
-	phase health.Phase
+	phase   health.Phase
+	refused health.Refused
 }
 
 // runService is lapse serve: it returns nil after a clean stop.
@@ -278,7 +279,10 @@ func runService(ctx context.Context, cfg settings.Settings, logger *slog.Logger,
 		return err
 	}
 	in.store = timers.NewStore(in.rdb, keys)
-	in.store.Observe(in.metrics.Call)
+	in.store.Observe(func(call string, took time.Duration, err error) {
+		in.metrics.Call(call, took, err)
+		in.refused.Call(call, err)
+	})
 	in.store.AwaitReplicas(cfg.MinReplicas, cfg.RequestTimeout/2)
 	var server timers.Server
 	if err := lifecycle.Await(ctx, logger, "Redis", func(ctx context.Context) (bool, error) {
@@ -566,7 +570,7 @@ func (in *instance) inspect(ctx context.Context) (wire.HealthReply, timers.Serve
 	return health.Inspect(ctx, &in.phase, func() health.Parts {
 		return health.Parts{
 			Redis:       func(ctx context.Context) (timers.Server, error) { return timers.Inspect(ctx, in.rdb) },
-			MinReplicas: in.cfg.MinReplicas, NATS: in.service.Health, Stream: in.pub.Health,
+			MinReplicas: in.cfg.MinReplicas, Refused: in.refused.Why, NATS: in.service.Health, Stream: in.pub.Health,
 			Listening: func() (bool, string) { h := in.listener.Health(); return h.OK, h.Why },
 		}
 	})

@@ -36,6 +36,17 @@ func MissesRight(err error) bool {
 	return errors.As(err, &reply) && (replyIs(reply, "NOPERM") || missesRight(reply.Error()))
 }
 
+// LastingRefusal is what Redis answered when that does not pass by itself: a
+// right is missing, or a key of Lapse's is of a foreign type. It is "" for any
+// other error, and for none.
+func LastingRefusal(err error) string {
+	var reply redis.Error
+	if errors.As(err, &reply) && (MissesRight(err) || replyIs(reply, "WRONGTYPE")) {
+		return reply.Error()
+	}
+	return ""
+}
+
 // Answered says whether err is an error answer of Redis, and no lost connection.
 func Answered(err error) bool { return answered(err) && !errors.Is(err, redis.Nil) }
 

@@ -120,6 +120,18 @@ func TestPage(t *testing.T) {
 		shut()
 	})
 
+	step(t, b, "a payload does not stop the page", func(t *testing.T) {
+		for id, payload := range map[string]string{"deep": strings.Repeat("[", 50_000) + strings.Repeat("]", 50_000), "flat": "[" + strings.Repeat("[],", 60_000) + "1]"} {
+			set("heavy", id, payload, time.Hour)
+			find("heavy", id)
+			b.until(`document.querySelector('#timer pre').textContent.startsWith('[\n  [')`)
+			require.Contains(t, text("#timer pre"), "characters more")
+			shut()
+			_, err := lapse.Cancel(t.Context(), "heavy", id)
+			require.NoError(t, err)
+		}
+	})
+
 	step(t, b, "what is hostile is text", func(t *testing.T) {
 		ids := []string{`<script>alert(1)</script>`, `"><img src=x onerror=alert(1)>`, "a\u202Egnp.exe", "\u05e2\u05d1\u05e8\u05d9\u05ea", "😀 {colon:s}/../", strings.Repeat("long ", 40)[:199] + "!", "javascript:alert(1)//"}
 		for i, id := range ids {

@@ -2,6 +2,7 @@ package endtoend
 
 import (
 	"encoding/json"
+	"net/url"
 	"testing"
 	"time"
 
@@ -90,4 +91,32 @@ func TestFiringWhileTheJetStreamAPIIsSilent(t *testing.T) {
 	}
 	readyz(t, l, 200, "stream", wire.HealthDegraded)
 	nothingLeft(t, rs.Client())
+}
+
+// Rights that are taken away while it runs: Redis answers that it is well, and
+// nothing is fired. The health says so, with the words of Redis.
+func TestRightsAreTakenAway(t *testing.T) {
+	t.Parallel()
+	rs, ns := timerstest.Redis(t), timerstest.NATS(t)
+	admin := rs.Client()
+	acl := func(rules ...any) {
+		t.Helper()
+		require.NoError(t, admin.Do(t.Context(), append([]any{"ACL", "SETUSER", "lapse"}, rules...)...).Err())
+	}
+	acl("on", ">pw", "~*", "&*", "+@all")
+	u, err := url.Parse(rs.URL())
+	require.NoError(t, err)
+	u.User = url.UserPassword("lapse", "pw")
+	l := timerstest.LapseOn(t, u.String(), ns.URL())
+	c := newClient(t, ns.Connect(t))
+	r := receive(t, c)
+	acl("-zadd")
+	_, err = c.Set(t.Context(), "rights", nil, client.In(0), client.ID("refused"))
+	require.Error(t, err)
+	readySays(t, l, 503, "refuses what Lapse needs", "lapse doctor")
+	acl("+zadd")
+	_, err = c.Set(t.Context(), "rights", nil, client.In(0), client.ID("granted"))
+	require.NoError(t, err)
+	r.await(t, 1, soon)
+	ready(t, l, 200)
 }

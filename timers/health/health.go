@@ -55,6 +55,8 @@ type Parts struct {
 	// Redis has it say what it is, under the deadline of ctx.
 	Redis       func(ctx context.Context) (timers.Server, error)
 	MinReplicas int // LAPSE_MIN_REPLICAS
+	// Refused says what Redis refuses although it answers, or ""; see [Refused].
+	Refused func() string
 
 	NATS, Stream func() wire.HealthPart
 	// Listening says whether expired events are heard, and why not.
@@ -83,6 +85,8 @@ func Inspect(ctx context.Context, phase *Phase, ask func() Parts) (h wire.Health
 		part("redis", wire.HealthDown, "Redis does not answer: "+err.Error())
 	case down:
 		part("redis", wire.HealthDown, why)
+	case p.Refused() != "":
+		part("redis", wire.HealthDown, p.Refused())
 	case why != "":
 		part("redis", wire.HealthDegraded, why)
 	case server.Replicas < p.MinReplicas:

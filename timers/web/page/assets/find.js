@@ -1,7 +1,7 @@
 // The dialog of one timer, or of a list of a topic's timers; and the changes,
 // which need the token.
 import { $, make, moment, shown, span, count } from './dom.js';
-import { decode, hex, pretty, text } from './payload.js';
+import { decode, hex, pretty, start, text } from './payload.js';
 
 const stored = 'lapse-token';
 let writable = false;
@@ -117,7 +117,7 @@ function payload(t) {
   const look = (name) => {
     views[name] ??= hex(bytes);
     pre.className = name === 'Hex' ? 'hex' : '';
-    pre.replaceChildren(name === 'Hex' ? views[name] : shownText(views[name]));
+    pre.replaceChildren(name === 'Hex' ? views[name] : shownText(start(views[name])));
     for (const b of switches.children) b.setAttribute('aria-pressed', b.textContent === name);
   };
   for (const name of Object.keys(views)) switches.append(button(name, () => look(name)));

@@ -1,6 +1,6 @@
 // How a payload is shown: as text, as JSON on several lines, or as bytes.
 
-const most = 64 * 1024; // bytes that become hex
+const most = 64 * 1024; // bytes that become hex, and characters of text
 
 export function decode(base64) {
   const raw = atob(base64 || '');
@@ -9,12 +9,16 @@ export function decode(base64) {
   return bytes;
 }
 
-// text is the bytes as UTF-8, or null when they are none. A payload that was
-// cut may end within a character.
+const controls = /[\u0000-\u0008\u000b\u000c\u000e-\u001f\u007f]/g;
+
+// text is the bytes as UTF-8, or null when they are none, or mostly control
+// characters, which are better looked at in hex. A payload that was cut may end
+// within a character.
 export function text(bytes, cut) {
   for (let less = 0; less < (cut ? 4 : 1); less++) {
     try {
-      return new TextDecoder('utf-8', { fatal: true, ignoreBOM: true }).decode(bytes.subarray(0, bytes.length - less));
+      const s = new TextDecoder('utf-8', { fatal: true, ignoreBOM: true }).decode(bytes.subarray(0, bytes.length - less));
+      return (s.match(controls) || []).length > 16 + s.length / 8 ? null : s;
     } catch { /* a byte less */ }
   }
   return null;
@@ -29,24 +33,34 @@ export function pretty(source) {
   } catch {
     return null;
   }
-  let out = '', depth = 0;
+  // Pieces, joined once: to look at the end of a text that grows copies all of it each time.
+  const out = [];
+  let depth = 0, last = '';
   const line = () => `\n${'  '.repeat(Math.min(depth, 40))}`;
   for (const [token] of source.matchAll(/"(?:[^"\\]|\\.)*"|[{}[\],:]|[^\s{}[\],:"]+/g)) {
     if (token === '{' || token === '[') {
       depth++;
-      out += token + line();
+      out.push(token, line());
     } else if (token === '}' || token === ']') {
       depth--;
-      out = /[{[]\s*$/.test(out.slice(-90)) ? out.trimEnd() + token : out + line() + token;
+      if (last === '{' || last === '[') out[out.length - 1] = token; // in place of the new line
+      else out.push(line(), token);
     } else if (token === ',') {
-      out += token + line();
+      out.push(token, line());
     } else if (token === ':') {
-      out += ': ';
+      out.push(': ');
     } else {
-      out += token;
+      out.push(token);
     }
+    last = token;
   }
-  return out;
+  return out.join('');
+}
+
+// start is as much of a text as is shown: each line of it, and each character
+// that cannot be printed, is an element of the page.
+export function start(text) {
+  return text.length <= most ? text : `${text.slice(0, most)}\n… ${text.length - most} characters more`;
 }
 
 export function hex(bytes) {
