@@ -127,7 +127,7 @@ func (s *Server) Handler() http.Handler { return s.http.Handler }
 func (s *Server) Listen() error {
 	l, err := net.Listen("tcp", s.opt.Listen)
 	if err == nil {
-		s.listener = l
+		s.listener = newBounded(l, maxConnections)
 		if s.opt.Profiles && !l.Addr().(*net.TCPAddr).IP.IsLoopback() {
 			s.log.Warn("profiles can be read by whoever reaches the HTTP address; set LAPSE_HTTP_LISTEN to a loopback address, or LAPSE_PPROF=false", "addr", l.Addr().String())
 		}

@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/lapse-timers/lapse/timers/wire"
+	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
 )
 
@@ -315,4 +316,40 @@ func TestMetricsAndProfiles(t *testing.T) {
 			t.Errorf("%s is there unasked: %d", path, w.Code)
 		}
 	}
+}
+
+// However many connect, no more than so many files are open for them; who waits
+// is served once another leaves, and a stop does not wait for a slot.
+func TestConnectionsAreBounded(t *testing.T) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	b := newBounded(l, 1)
+	accepted, ended := make(chan net.Conn), make(chan error)
+	go func() {
+		for {
+			c, err := b.Accept()
+			if err != nil {
+				ended <- err
+				return
+			}
+			accepted <- c
+		}
+	}()
+	for range 2 {
+		c, err := net.Dial("tcp", b.Addr().String())
+		require.NoError(t, err)
+		defer c.Close()
+	}
+	first := <-accepted
+	select {
+	case <-accepted:
+		t.Fatal("there was no slot")
+	case <-time.After(50 * time.Millisecond):
+	}
+	require.NoError(t, first.Close())
+	_ = first.Close() // gives no second slot
+	second := <-accepted
+	require.NoError(t, b.Close())
+	require.ErrorIs(t, <-ended, net.ErrClosed)
+	require.NoError(t, second.Close())
 }

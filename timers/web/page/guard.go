@@ -70,8 +70,25 @@ func (g *guard) wrap(h http.HandlerFunc) http.Handler {
 			fail(w, http.StatusMisdirectedRequest, "host", "Lapse listens on loopback only (LAPSE_HTTP_LISTEN) and answers no other name than localhost: open it as http://127.0.0.1 with its port; a proxy on this machine must send that as Host")
 			return
 		}
+		if !ours(r) {
+			fail(w, http.StatusForbidden, "origin", foreignPage)
+			return
+		}
 		h(w, r)
 	})
+}
+
+const foreignPage = "the request comes from another page than this server's own"
+
+// ours says whether the request can be of our own page, of a program that is no
+// browser, or of somebody who follows a link. What another page loads it could
+// not read, but streams would be held open for it.
+func ours(r *http.Request) bool {
+	switch r.Header.Get("Sec-Fetch-Site") {
+	case "cross-site", "same-site":
+		return r.Header.Get("Sec-Fetch-Mode") == "navigate"
+	}
+	return true
 }
 
 // knows says whether host, from a request, can mean this server. Any name can
@@ -176,7 +193,7 @@ func (g *guard) writes(w http.ResponseWriter, r *http.Request) bool {
 		return false
 	}
 	if err := g.origin.Check(r); err != nil {
-		fail(w, http.StatusForbidden, "origin", "the request comes from another page than this server's own")
+		fail(w, http.StatusForbidden, "origin", foreignPage)
 		return false
 	}
 	return true

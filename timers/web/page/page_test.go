@@ -125,6 +125,9 @@ func TestWhoMayAsk(t *testing.T) {
 		{"by a name that was made to lead here", "GET", "/", "", []string{"Host", "rebound.example:8420"}, 421, "LAPSE_HTTP_LISTEN"},
 		{"the API by such a name", "GET", "/api/timer?topic=a&id=b", "", []string{"Host", "rebound.example"}, 421, ""},
 		{"the stream by such a name", "GET", "/events", "", []string{"Host", "rebound.example"}, 421, ""},
+		{"by a link elsewhere", "GET", "/", "", []string{"Sec-Fetch-Site", "cross-site", "Sec-Fetch-Mode", "navigate"}, 200, "<!doctype html>"},
+		{"the stream from a foreign page", "GET", "/events", "", []string{"Sec-Fetch-Site", "cross-site", "Sec-Fetch-Mode", "no-cors"}, 403, "another page"},
+		{"the API from a foreign page", "GET", "/api/timers", "", []string{"Sec-Fetch-Site", "same-site", "Sec-Fetch-Mode", "cors"}, 403, "another page"},
 		{"a file", "GET", "/page/page.js", "", nil, 200, "EventSource"},
 		{"no file", "GET", "/page/none.js", "", nil, 404, ""},
 		{"a directory", "GET", "/page/..%2fpage.go", "", nil, 404, ""},
@@ -314,6 +317,19 @@ func TestStream(t *testing.T) {
 	e := await(t, history, "who comes later sees what was", func(string) bool { return true })
 	require.Greater(t, strings.Count(e, `"at"`), 1)
 	timerstest.Eventually(t, 10*time.Second, "it reads again", func() bool { return w.reads.Load() > reads })
+}
+
+// Who may publish there can forge events: what is larger than any of Lapse's is
+// none, and must not fill the frames of all viewers.
+func TestTapLeavesOutWhatIsTooLarge(t *testing.T) {
+	tap := newTap(Options{Prefix: "timers"})
+	for _, m := range []struct{ id, source string }{{strings.Repeat("x", 257), "event"}, {"x", strings.Repeat("x", 257)}, {"good", "sweep"}} {
+		tap.hear(&nats.Msg{Subject: "timers.fired.a", Header: nats.Header{wire.HeaderDue: {wire.FormatTime(time.Now())}, wire.HeaderID: {m.id}, wire.HeaderSource: {m.source}}})
+	}
+	s := tap.take()
+	require.Len(t, s.tail, 1)
+	require.Equal(t, "good", s.tail[0].ID)
+	require.Equal(t, 1, s.n)
 }
 
 // A viewer that does not read costs nobody anything: its frames are dropped,

@@ -18,6 +18,7 @@ const (
 	tailSample = 10   // fired events of a second that are shown
 	lagSample  = 4096 // and whose lag is kept for the percentiles
 	dialPause  = 2 * time.Second
+	longest    = 256 // bytes of an id
 
 	// What waits for the tap before NATS drops events: seconds of a high rate.
 	tapPending      = 16_384
@@ -115,8 +116,8 @@ func (t *tap) subscribe(nc *nats.Conn) error {
 
 // hear takes one fired event. It runs for each of them while somebody looks.
 func (t *tap) hear(m *nats.Msg) {
-	due := m.Header[wire.HeaderDue]
-	if len(due) == 0 {
+	due, id, source := m.Header[wire.HeaderDue], m.Header.Get(wire.HeaderID), m.Header.Get(wire.HeaderSource)
+	if len(due) == 0 || len(id) > longest || len(source) > longest {
 		return // no event of Lapse
 	}
 	at, err := wire.ParseTime(due[0])
@@ -144,7 +145,7 @@ func (t *tap) hear(m *nats.Msg) {
 	}
 	attempt, _ := strconv.Atoi(m.Header.Get(wire.HeaderAttempt))
 	topic := t.opt.Prefix.Topic("fired", m.Subject)
-	t.tail[slot] = fired{At: now.UnixMilli(), Topic: topic, ID: m.Header.Get(wire.HeaderID), Lag: lag, Source: m.Header.Get(wire.HeaderSource), Attempt: attempt}
+	t.tail[slot] = fired{At: now.UnixMilli(), Topic: topic, ID: id, Lag: lag, Source: source, Attempt: attempt}
 }
 
 // second is what was heard since the last look.
