@@ -308,6 +308,13 @@ func TestMetricsAndProfiles(t *testing.T) {
 			t.Errorf("%s: %d, want %d", path, w.Code, want)
 		}
 	}
+	foreign := httptest.NewRequest("GET", "/debug/pprof/profile?seconds=86400", nil)
+	foreign.Header.Set("Sec-Fetch-Site", "cross-site")
+	w := httptest.NewRecorder()
+	s.http.Handler.ServeHTTP(w, foreign)
+	if w.Code != 403 {
+		t.Errorf("a page of somebody else has a profile taken: %d", w.Code)
+	}
 	plain := New(Options{Listen: "127.0.0.1:0", Health: fine})
 	for _, path := range []string{"/metrics", "/debug/pprof/"} {
 		w := httptest.NewRecorder()
