@@ -58,21 +58,27 @@ func (p *Page) routeAPI(mux *http.ServeMux) {
 	for name, do := range map[string]func(ctx context.Context, c *client.Client, r change) (any, error){
 		"cancel": cancelTimer, "set": setAnew, "retry": retryTimer,
 	} {
-		mux.Handle("POST /api/"+name, p.guard.wrap(p.call(func(w http.ResponseWriter, r *http.Request, c *client.Client) {
+		// Who may not, or dribbles, takes no slot.
+		mux.Handle("POST /api/"+name, p.guard.wrap(func(w http.ResponseWriter, r *http.Request) {
 			var req change
 			if !p.guard.writes(w, r) || !p.guard.may(w, r) || !read(w, r, &req) {
 				return
 			}
-			done, err := do(r.Context(), c, req)
-			if err != nil {
-				failed(w, err)
-				return
-			}
-			// Who may change timers is known to nobody but themselves; what they
-			// did is worth a line.
-			p.log.Info("a timer was changed from the page", "change", name, "topic", req.Topic, "id", req.ID)
-			answer(w, http.StatusOK, done)
-		})))
+			p.call(func(w http.ResponseWriter, r *http.Request, c *client.Client) {
+				// A page that is closed does not end a change halfway.
+				ctx, cancel := context.WithTimeout(context.WithoutCancel(r.Context()), callTimeout)
+				defer cancel()
+				done, err := do(ctx, c, req)
+				if err != nil {
+					failed(w, err)
+					return
+				}
+				// Who may change timers is known to nobody but themselves; what they
+				// did is worth a line.
+				p.log.Info("a timer was changed from the page", "change", name, "topic", req.Topic, "id", req.ID)
+				answer(w, http.StatusOK, done)
+			})(w, r)
+		}))
 	}
 	mux.Handle("POST /api/unlock", p.guard.wrap(func(w http.ResponseWriter, r *http.Request) {
 		if p.guard.writes(w, r) && p.guard.may(w, r) {
@@ -234,7 +240,9 @@ func setAnew(ctx context.Context, c *client.Client, r change) (any, error) {
 		return nil, err
 	}
 	if !res.Replaced {
-		if _, err := c.Cancel(ctx, t.Topic, t.ID); err != nil {
+		back, cancel := context.WithTimeout(context.WithoutCancel(ctx), callTimeout) // however late it is
+		defer cancel()
+		if _, err := c.Cancel(back, t.Topic, t.ID); err != nil {
 			return nil, wire.Errorf(wire.Conflict, "it fired meanwhile, or was cancelled, and so was set once more: %s", err.Error())
 		}
 		return nil, wire.Errorf(wire.Conflict, "too late: it fired meanwhile, or was cancelled; nothing was set")

@@ -189,6 +189,44 @@ func TestBodiesOfReadsAreNotRead(t *testing.T) {
 	}
 }
 
+// A timer that fires while it is set anew is taken back, also when whoever asked
+// has closed the page meanwhile.
+func TestSetAnewIsTakenBack(t *testing.T) {
+	w := newWorld(t, nil)
+	ctx, leave := context.WithCancel(t.Context())
+	taken := make(chan string, 1)
+	for subject, answer := range map[string]func(*nats.Msg) *nats.Msg{
+		"timers.get.a": func(*nats.Msg) *nats.Msg {
+			return &nats.Msg{Header: nats.Header{wire.HeaderID: {"b"}, wire.HeaderRev: {"7"}, wire.HeaderDue: {wire.FormatTime(time.Now())}, wire.HeaderState: {"scheduled"}}}
+		},
+		"timers.set.a": func(*nats.Msg) *nats.Msg {
+			leave()
+			time.Sleep(100 * time.Millisecond) // until the server has seen it
+			return &nats.Msg{Data: []byte(`{"topic":"a","id":"b","due":"2030-01-01T00:00:00Z","rev":8,"replaced":false}`)}
+		},
+		"timers.cancel.a": func(m *nats.Msg) *nats.Msg {
+			taken <- string(m.Data)
+			return &nats.Msg{Data: []byte(`{"topic":"a","id":"b","rev":8}`)}
+		},
+	} {
+		sub, err := w.nc.Subscribe(subject, func(m *nats.Msg) { _ = m.RespondMsg(answer(m)) })
+		require.NoError(t, err)
+		defer sub.Unsubscribe() //nolint:errcheck // the connection ends
+	}
+	r, err := http.NewRequestWithContext(ctx, "POST", w.url+"/api/set", strings.NewReader(`{"topic":"a","id":"b","rev":7,"schedule":"@in 1h"}`))
+	require.NoError(t, err)
+	r.Header.Set("Content-Type", "application/json")
+	r.Header.Set("Authorization", "Bearer "+secret)
+	_, err = http.DefaultClient.Do(r) //nolint:bodyclose // there is none
+	require.ErrorIs(t, err, context.Canceled)
+	select {
+	case id := <-taken:
+		require.Equal(t, "b", id)
+	case <-time.After(10 * time.Second):
+		t.Fatal("the timer that fired is set once more")
+	}
+}
+
 func TestAddressesAreForgotten(t *testing.T) {
 	g := newGuard("127.0.0.1:1", secret, slog.New(slog.DiscardHandler))
 	for i := range 2 * maxAddresses {
