@@ -57,6 +57,9 @@ func (n *natsSide) asyncError(_ *nats.Subscription, err error) {
 	}
 	n.mu.Lock()
 	defer n.mu.Unlock()
+	if right == "subscription" {
+		right = "subscribe" // as a person says it
+	}
 	n.denied = append(n.denied, right+" to "+subject)
 	if n.give != nil {
 		n.give()
