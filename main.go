@@ -128,14 +128,17 @@ func readConfig(environ []string) (settings.Settings, error) {
 	for _, kv := range environ {
 		name, _, _ := strings.Cut(kv, "=")
 		if strings.HasPrefix(name, settingsPrefix+"_") && !slices.Contains(known, name) && !injected.MatchString(name) {
-			return cfg, fmt.Errorf("%s is no setting; the nearest is %s (lapse help lists all)", name, nearest(name, known))
+			if near := nearest(name, known); 2*levenshtein.ComputeDistance(name, near) <= len(name)-len(settingsPrefix) {
+				return cfg, fmt.Errorf("%s is no setting; the nearest is %s (lapse help lists all)", name, near)
+			}
+			return cfg, fmt.Errorf("%s is no setting, and none is like it (lapse help lists all)", name)
 		}
 	}
 	if err := envconfig.Process(settingsPrefix, &cfg); err != nil {
 		var pe *envconfig.ParseError
 		if errors.As(err, &pe) {
 			// None of the settings that are parsed holds a secret.
-			return cfg, fmt.Errorf("%s=%q: want a %s (%v)", pe.KeyName, pe.Value, settings.Want(pe.TypeName), pe.Err)
+			return cfg, fmt.Errorf("%s=%q: want a %s", pe.KeyName, pe.Value, settings.Want(pe.TypeName))
 		}
 		return cfg, err
 	}

@@ -49,6 +49,8 @@ func ParseRedisURL(raw string) (*redis.Options, error) {
 		if errors.As(err, &ue) {
 			// What it says of the fault may hold a part of the password.
 			err = errors.New("it is no URL (special characters in a password are percent-encoded)")
+		} else if strings.Contains(err.Error(), "invalid URL scheme") {
+			err = errors.New("it does not begin with redis://, rediss:// or unix://")
 		}
 		return nil, fmt.Errorf("%w: want redis://[user:password@]host:port/db, rediss://... or unix:///path?db=n, or embedded", err)
 	}

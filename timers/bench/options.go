@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"math"
 	"slices"
 	"strings"
 	"time"
@@ -143,8 +144,10 @@ func (o Options) Check() error {
 	if len(o.Parts) == 0 {
 		return fmt.Errorf("no part was named; want some of %s", strings.Join(Parts, ", "))
 	}
-	for _, p := range o.Parts {
+	for i, p := range o.Parts {
 		switch {
+		case slices.Contains(o.Parts[:i], p):
+			return fmt.Errorf("part %s is named twice: want each once; --repeat runs burst and set again", p)
 		case !slices.Contains(Parts, p):
 			return fmt.Errorf("part %q: want some of %s", p, strings.Join(Parts, ", "))
 		case p == "recover" && o.Fresh == nil:
@@ -161,8 +164,8 @@ func (o Options) Check() error {
 	if o.Duration != 0 && (o.Duration < time.Second || o.Duration > time.Hour) {
 		return fmt.Errorf("duration %v: want 1s to 1h", o.Duration)
 	}
-	if o.Rate < 0 || o.Rate > mega {
-		return fmt.Errorf("rate %g: want up to 1,000,000 fires per second", o.Rate)
+	if o.Rate < 0 || o.Rate > mega || o.Rate > 0 && o.Rate < 1 || math.IsNaN(o.Rate) {
+		return fmt.Errorf("rate %g: want 1 to 1,000,000 fires per second, or 0 for what suits the part", o.Rate)
 	}
 	if n := o.Rate * o.Duration.Seconds(); n > 10*mega {
 		return fmt.Errorf("%g fires per second for %v are %s timers: want 10,000,000 at most", o.Rate, o.Duration, grouped(n))

@@ -49,7 +49,7 @@ removed again. The parts:
   recover  how a service starts that finds timers overdue (needs --fresh)
 
 A deployment that others use feels it: the parts set, fire and cancel many
-timers, under topics of their own (bench.<run>.t0, ...). They are cancelled at
+timers, under topics of their own (bench.RUN.t0, ...). They are cancelled at
 the end, and their events purged from the stream where that is permitted.
 
 --vs runs alternatives beside each part, on servers of their own: jetstream
@@ -89,6 +89,12 @@ the end, and their events purged from the stream where that is permitted.
 
 func (a *app) bench(cmd *cobra.Command, conn *connection, b *benchFlags, parts []string) error {
 	o := b.options
+	for name, v := range map[string]int{"payload": o.Payload, "topics": o.Topics - 1, "repeat": o.Repeat - 1} {
+		if v < 0 { // in the options 0 is the default and -1 is no payload; here each has its own
+			low := map[string]int{"topics": 1, "repeat": 1}[name]
+			return usage("--%s %d: want %d or more; see %s --help", name, v+low, low, cmd.CommandPath())
+		}
+	}
 	o.Parts, o.Version, o.Programs.RedisConf = parts, a.info.Version, a.info.RedisConf
 	if o.Payload == 0 {
 		o.Payload = -1
@@ -130,6 +136,9 @@ func (a *app) bench(cmd *cobra.Command, conn *connection, b *benchFlags, parts [
 	if err := o.Check(); err != nil {
 		return &usageError{fmt.Errorf("%w; see %s --help", err, cmd.CommandPath())}
 	}
+	if err := b.writable(); err != nil {
+		return err
+	}
 	report, err := bench.Run(cmd.Context(), o)
 	if report != nil && len(report.Parts) > 0 {
 		err = errors.Join(err, b.write(report), printReport(cmd.OutOrStdout(), report, conn.json))
@@ -149,6 +158,9 @@ func (b *benchFlags) runSuite(cmd *cobra.Command, conn *connection, o bench.Opti
 	if b.suite != "full" && b.suite != "quick" {
 		return usage("--suite %q: want full or quick", b.suite)
 	}
+	if err := b.writable(); err != nil {
+		return err
+	}
 	report, err := bench.RunSuite(cmd.Context(), o, bench.SuiteOptions{Quick: b.suite == "quick", Docs: b.docs})
 	if report != nil {
 		err = errors.Join(err, b.write(report), printReport(cmd.OutOrStdout(), report, conn.json))
@@ -157,6 +169,18 @@ func (b *benchFlags) runSuite(cmd *cobra.Command, conn *connection, o bench.Opti
 		return errInterrupted
 	}
 	return err
+}
+
+// writable says before minutes of measuring whether the report can be kept.
+func (b *benchFlags) writable() error {
+	if b.out == "" {
+		return nil
+	}
+	f, err := os.OpenFile(b.out, os.O_WRONLY|os.O_CREATE, 0o644)
+	if err != nil {
+		return fmt.Errorf("--out: %w; name a file in a directory that can be written to", err)
+	}
+	return f.Close()
 }
 
 // write keeps the report where --out says.

@@ -14,6 +14,11 @@ func TestBenchSaysWhatIsMissing(t *testing.T) {
 		"idle":                   "--redis URL, or add --fresh",
 		"lag --instances 3":      "servers of --fresh",
 		"lag --docs x":           "--suite",
+		"lag --payload -1":       "--payload -1: want 0 or more",
+		"lag --topics 0":         "--topics 0: want 1 or more",
+		"burst --repeat 0":       "--repeat 0: want 1 or more",
+		"lag lag":                "named twice",
+		"lag --rate 0.001":       "want 1 to",
 		"--suite half":           "want full or quick",
 		"--suite full --count 3": "are fixed",
 	} {

@@ -8,11 +8,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/http"
 	"os"
 	"runtime"
 	"strings"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 
 	"github.com/lapse-timers/lapse/timers/client"
 )
@@ -21,7 +23,7 @@ import (
 const (
 	ExitOK       = 0
 	ExitFailure  = 1
-	ExitUsage    = 2 // the command line is wrong; nothing was tried
+	ExitUsage    = 2 // the command line is wrong; nothing was done
 	ExitNotFound = 3 // there is no such timer
 	ExitConflict = 4 // too late: the timer is or may be being delivered; or a retry of one that is not dead
 	ExitFindings = 5 // lapse doctor found something that fails
@@ -82,7 +84,7 @@ or a retry of a timer that is not dead, 5 doctor found what fails.`,
 	}
 	root.Args = func(cmd *cobra.Command, args []string) error { return unknownCommand(cmd, args) }
 	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
-		return usage("%v; see %s --help", err, cmd.CommandPath())
+		return usage("%s; see %s --help", flagError(err), cmd.CommandPath())
 	})
 	root.AddGroup(&cobra.Group{ID: groupTimers, Title: "Timers:"}, &cobra.Group{ID: groupService, Title: "Service:"})
 	for _, cmd := range []*cobra.Command{a.setCmd(), a.getCmd(), a.cancelCmd(), a.retryCmd(), a.listCmd(), a.watchCmd()} {
@@ -120,11 +122,27 @@ or a retry of a timer that is not dead, 5 doctor found what fails.`,
 // command's standard error, and returns the exit code. The caller ends ctx on
 // signals.
 func Execute(ctx context.Context, root *cobra.Command) int {
+	strictCompletion(root)
 	err := root.ExecuteContext(ctx)
 	if err != nil && !errors.Is(err, errSaid) && !errors.Is(err, errFindings) {
 		root.PrintErrf("lapse: %s\n", oneLine(err))
 	}
 	return exitCode(err)
+}
+
+// strictCompletion lets completion refuse a shell that it does not know, for
+// which cobra prints its help and succeeds. The scripts go to the output that
+// root has now.
+func strictCompletion(root *cobra.Command) {
+	root.InitDefaultCompletionCmd()
+	for _, cmd := range root.Commands() {
+		if cmd.Name() == "completion" {
+			cmd.Args = between(1, 1, "lapse completion bash")
+			cmd.RunE = func(_ *cobra.Command, args []string) error {
+				return usage("no completion for the shell %q; want one of bash, fish, powershell and zsh", args[0])
+			}
+		}
+	}
 }
 
 // errSaid fails a command that has already said why, and so does errFindings,
@@ -148,7 +166,30 @@ func exitCode(err error) int {
 	case errors.Is(err, errFindings):
 		return ExitFindings
 	}
+	// A name, a schedule or a header that no Lapse takes is one of the command
+	// line: trying again does not help, unlike after a failure.
+	var e *client.Error
+	if errors.As(err, &e) && e.Code() == http.StatusBadRequest {
+		return ExitUsage
+	}
 	return ExitFailure
+}
+
+// flagError is what is wrong with a flag in words of this program: those of
+// pflag quote the Go function that could not read a value.
+func flagError(err error) string {
+	var bad *pflag.InvalidValueError
+	if !errors.As(err, &bad) {
+		return err.Error()
+	}
+	want, ok := map[string]string{
+		"int": "a whole number", "float64": "a number", "bool": "true or false",
+		"duration": "a duration with its unit, such as 250ms, 30m or 1h30m",
+	}[bad.GetFlag().Value.Type()]
+	if !ok {
+		return err.Error()
+	}
+	return fmt.Sprintf("--%s %q: want %s", bad.GetFlag().Name, bad.GetValue(), want)
 }
 
 // usageError is a wrong command line.

@@ -134,25 +134,34 @@ func TestUsage(t *testing.T) {
 		"set a --in 1s --data x --file y": {"--data and --file"},
 		"set a --in 5":                    {`--in "5"`, "30m"},
 		"set a --in=-5s":                  {`--in "-5s"`, "negative"},
+		"set a --in 99999999h":            {`--in "99999999h"`, "292 years", "--at"},
 		"set a --at tomorrow":             {`--at "tomorrow"`, "2030-01-02T09:00:00Z"},
 		"set a --in 1s -H novalue":        {`"novalue"`, "Name: value"},
 		"set a --in 1s --prefix a..b":     {`"a..b"`, "timers"},
 		"set a --in 1s --timeout 0s":      {"--timeout 0s"},
 		"set a --in 1s --server nats://u:s@127.0.0.1:1": {"cannot"},
-		"get":                  {"lapse get orders.close order-42"},
-		"get a":                {"id is missing"},
-		"get a b --id c":       {"twice"},
-		"get a b --raw --json": {"--raw and --json"},
-		"cancel a b c":         {`["a" "b" "c"]`},
-		"retry a":              {"id is missing", "lapse retry orders.close order-42"},
-		"retrt a b":            {"did you mean retry?"},
-		"list a b":             {"lapse list orders"},
-		"list --limit=-1":      {"--limit -1"},
-		"watch --count=-1":     {"--count -1"},
-		"status x":             {`"x"`},
-		"version x":            {`"x"`},
-		"demo x":               {`"x"`},
-		"serve x":              {`"x"`},
+		"get":                                {"lapse get orders.close order-42"},
+		"get a":                              {"id is missing"},
+		"get a b --id c":                     {"twice"},
+		"get a b --raw --json":               {"--raw and --json"},
+		"cancel a b c":                       {`["a" "b" "c"]`},
+		"retry a":                            {"id is missing", "lapse retry orders.close order-42"},
+		"retrt a b":                          {"did you mean retry?"},
+		"list a b":                           {"lapse list orders"},
+		"list --limit=-1":                    {"--limit -1"},
+		"watch --count=-1":                   {"--count -1"},
+		"status x":                           {`"x"`},
+		"version x":                          {`"x"`},
+		"list --limit x":                     {`--limit "x"`, "a whole number", "lapse list --help"},
+		"list --state alive":                 {`--state "alive"`, "dead or pending"},
+		"set a --in 1s --timeout 5":          {`--timeout "5"`, "with its unit"},
+		"bench lag --rate x":                 {`--rate "x"`, "a number"},
+		"get a b --raw=maybe":                {`--raw "maybe"`, "true or false"},
+		"completion tcsh":                    {`"tcsh"`, "bash, fish"},
+		"completion":                         {"lapse completion bash"},
+		"status --server http://127.0.0.1:1": {"nats://host:port", "--server"},
+		"demo x":                             {`"x"`},
+		"serve x":                            {`"x"`},
 	} {
 		t.Run(line, func(t *testing.T) {
 			code := ExitUsage
@@ -161,6 +170,35 @@ func TestUsage(t *testing.T) {
 			}
 			lapse(t, nil, "", strings.Fields(line)...).says(t, code, says...)
 		})
+	}
+}
+
+// Help says how a command is typed: each that takes something has examples,
+// which are commands that there are.
+func TestExamples(t *testing.T) {
+	root := New(Info{Getenv: env{}.get, Doctor: func(context.Context, bool) (wire.DoctorReport, error) { return wire.DoctorReport{}, nil }})
+	for _, cmd := range root.Commands() {
+		if cmd.Name() == "completion" || cmd.Name() == "help" || cmd.Name() == "version" || cmd.Name() == "demo" {
+			continue // nothing to type but the name
+		}
+		if cmd.Example == "" {
+			t.Errorf("%s has no example", cmd.Name())
+		}
+		for line := range strings.SplitSeq(cmd.Example, "\n") {
+			if !strings.HasPrefix(line, "  ") || !strings.Contains(line, "lapse "+cmd.Name()) {
+				t.Errorf("an example of %s: %q", cmd.Name(), line)
+			}
+			_, typed, _ := strings.Cut(line, "lapse "+cmd.Name())
+			for _, word := range strings.Fields(typed) {
+				name, _, _ := strings.Cut(strings.TrimPrefix(word, "--"), "=")
+				if strings.HasPrefix(word, "--") && cmd.Flags().Lookup(name) == nil {
+					t.Errorf("%q: %s has no flag %s", line, cmd.Name(), word)
+				}
+				if word == "|" || word == ">" {
+					break
+				}
+			}
+		}
 	}
 }
 
@@ -272,7 +310,7 @@ func TestSet(t *testing.T) {
 	if m := <-asked; m.Header.Get("Timer-Id") == "" {
 		t.Errorf("no id was made: %v", m.Header)
 	}
-	lapse(t, e, "", "set", "t", "--in", "1s", "--id", "").says(t, ExitFailure, `id ""`)
+	lapse(t, e, "", "set", "t", "--in", "1s", "--id", "").says(t, ExitUsage, `id ""`)
 	lapse(t, e, "", "set", "t", "--in", "1s", "--file", "/nonexistent/x").says(t, ExitFailure, "/nonexistent/x")
 }
 
@@ -290,7 +328,7 @@ func TestExitCodes(t *testing.T) {
 	lapse(t, e, "", "cancel", "t", "--id", "a").says(t, ExitConflict, "too late")
 	lapse(t, e, "", "retry", "t", "--id", "a").says(t, ExitConflict, "not dead")
 	lapse(t, e, "", "retry", "none", "a").says(t, ExitNotFound, "there is no timer none:a", "lapse list none")
-	lapse(t, e, "", "set", "t", "--schedule", "soon").says(t, ExitFailure, `schedule "soon": want @in (invalid_schedule)`)
+	lapse(t, e, "", "set", "t", "--schedule", "soon").says(t, ExitUsage, `schedule "soon": want @in (invalid_schedule)`)
 }
 
 func TestGetAndCancel(t *testing.T) {
@@ -391,6 +429,28 @@ func TestList(t *testing.T) {
 		if got := <-limits; got != want {
 			t.Errorf("request %d asked for %d, want %d", i, got, want)
 		}
+	}
+	responder(t, nc, "timers.list.t", func(req *nats.Msg) *nats.Msg {
+		var r wire.ListRequest
+		if err := json.Unmarshal(req.Data, &r); err != nil {
+			t.Error(err)
+		}
+		page := wire.ListReply{Timers: []wire.ListItem{{Topic: "t", ID: r.State + r.Cursor, Due: "2020-01-02T03:04:05.678Z", Rev: 1, State: "dead", Reason: "too\nlarge"}}}
+		if r.Cursor == "" {
+			page.Cursor = "2"
+		}
+		body, err := json.Marshal(page)
+		if err != nil {
+			t.Error(err)
+		}
+		return &nats.Msg{Data: body}
+	})
+	r = lapse(t, e, "", "list", "t", "--state", "dead")
+	r.ok(t, "  REASON\n", "  dead2  ", `"too\nlarge"`)
+	r = lapse(t, e, "", "list", "t", "--state", "pending", "--limit", "1", "--json")
+	r.ok(t, `"id":"pending"`)
+	if strings.Count(r.out, "\n") != 1 {
+		t.Errorf("--limit 1 of the pending:\n%s", r.out)
 	}
 	if r := lapse(t, e, "", "list"); r.code != ExitOK || r.out != "" || !strings.Contains(r.err, "no timers") {
 		t.Errorf("none: %+v", r)

@@ -7,6 +7,7 @@ import (
 	"net"
 	"net/url"
 	"os"
+	"slices"
 	"strings"
 	"time"
 
@@ -36,7 +37,7 @@ type connection struct {
 func (a *app) connectionFlags(cmd *cobra.Command) *connection {
 	c := &connection{getenv: a.info.Getenv}
 	f := cmd.Flags()
-	f.StringVar(&c.server, "server", "", "NATS `URL`, several with commas (else LAPSE_NATS_URL, NATS_URL, nats://"+defaultListen+")")
+	f.StringVar(&c.server, "server", "", "NATS `URL`, several with commas (else LAPSE_NATS_URL, NATS_URL, LAPSE_NATS_LISTEN, nats://"+defaultListen+")")
 	f.StringVar(&c.creds, "creds", "", "NATS credentials `file` (else LAPSE_NATS_CREDS)")
 	f.StringVar(&c.prefix, "prefix", "", "`prefix` of the deployment (else LAPSE_PREFIX, "+wire.DefaultPrefix+")")
 	f.DurationVar(&c.timeout, "timeout", client.DefaultTimeout, "how long to wait for the connection and for each answer")
@@ -108,7 +109,7 @@ func (c *connection) open(ctx context.Context, opts ...nats.Option) (*link, erro
 	urls, from := c.address()
 	where, err := redact(urls)
 	if err != nil {
-		return nil, usage("the NATS URL of %s cannot be read; want nats://host:port, with special characters in a password percent-encoded", from)
+		return nil, usage("the NATS URL of %s cannot be read; want nats://host:port or tls://host:port, with special characters in a password percent-encoded", from)
 	}
 	creds := c.creds
 	if creds == "" {
@@ -182,7 +183,7 @@ func parse(part string) (*url.URL, error) {
 		part = "nats://" + part
 	}
 	u, err := url.Parse(part)
-	if err != nil || u.Host == "" {
+	if err != nil || u.Host == "" || !slices.Contains([]string{"nats", "tls", "ws", "wss"}, u.Scheme) {
 		return nil, errors.New("not a URL")
 	}
 	return u, nil

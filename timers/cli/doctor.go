@@ -104,7 +104,7 @@ func explain(w io.Writer, r wire.DoctorReport, verbose bool) {
 	case r.Fail == 0 && r.Warn == 0 && r.Unknown == 0:
 		fmt.Fprintf(w, "healthy: %d checks, nothing found\n", r.OK)
 	default:
-		fmt.Fprintf(w, "%d failed, %d warnings, %d not known, %d ok\n", r.Fail, r.Warn, r.Unknown, r.OK)
+		fmt.Fprintf(w, "%d failed, %s, %d not known, %d ok\n", r.Fail, counted(r.Warn, "warning"), r.Unknown, r.OK)
 	}
 	if fixable > 0 {
 		fmt.Fprintf(w, "lapse doctor --fix does %d of it\n", fixable)

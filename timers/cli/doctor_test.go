@@ -85,7 +85,7 @@ nats     1 ok
 data     0 ok
 events   0 ok
 service  0 ok
-0 failed, 1 warnings, 0 not known, 2 ok
+0 failed, 1 warning, 0 not known, 2 ok
 lapse doctor --fix does 1 of it
 `, out)
 	_, out = runDoctor(examination(rs, ns), nil, "--verbose")

@@ -24,6 +24,9 @@ func (a *app) getCmd() *cobra.Command {
 
 On a terminal: a few lines about the timer, its headers, its payload. Into a
 file or a pipe, or with --raw: the payload alone, byte for byte.`,
+		Example: `  lapse get orders.close order-42
+  lapse get orders.close order-42 --json
+  lapse get orders.close order-42 --raw > payload`,
 		PreRunE: func(cmd *cobra.Command, _ []string) error {
 			if n := given(cmd, "raw", "json"); len(n) > 1 {
 				return usage("got %s; want one of them", listed(n))

@@ -15,6 +15,14 @@ import (
 // by two, the pages' markdown wants four.
 var indented = regexp.MustCompile(`(?m)^  (\S)`)
 
+// bracket is a < in a line that does not stand as it is: markdown takes
+// <topic> for HTML there, and leaves it out.
+var bracket = regexp.MustCompile(`(?m)^( {0,3}\S.*)$`)
+
+func escape(s string) string {
+	return bracket.ReplaceAllStringFunc(s, func(line string) string { return strings.ReplaceAll(line, "<", `\<`) })
+}
+
 func (a *app) manCmd() *cobra.Command {
 	return &cobra.Command{
 		Use:   "man <directory>",
@@ -30,10 +38,10 @@ is made when it is missing. lapse-serve(1) has the settings.`,
 			}
 			root := cmd.Root()
 			root.InitDefaultCompletionCmd()
-			for _, c := range append(root.Commands(), root) {
+			for _, c := range append(root.Commands(), root) { // each page is titled by its own command
 				c.DisableAutoGenTag = true
-				c.Use = strings.ReplaceAll(c.Use, "<", `\<`) // markdown takes <topic> for HTML, and leaves it out
-				c.Long = indented.ReplaceAllString(c.Long, "    $1")
+				c.Use, c.Short = escape(c.Use), escape(c.Short)
+				c.Long = escape(indented.ReplaceAllString(c.Long, "    $1"))
 			}
 			if serve := a.info.Serve; serve != nil && a.info.Settings != nil {
 				serve.Long += "\n\nThe settings, with their defaults:\n\n"
@@ -43,7 +51,7 @@ is made when it is missing. lapse-serve(1) has the settings.`,
 			}
 			if err := doc.GenManTreeFromOpts(root, doc.GenManTreeOptions{
 				Path: dir, CommandSeparator: "-",
-				Header: &doc.GenManHeader{Title: "LAPSE", Section: "1", Source: "Lapse " + a.info.Version, Manual: "Lapse"},
+				Header: &doc.GenManHeader{Section: "1", Source: "Lapse " + a.info.Version, Manual: "Lapse"},
 			}); err != nil {
 				return err
 			}

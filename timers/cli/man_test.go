@@ -27,6 +27,15 @@ func TestMan(t *testing.T) {
 			t.Errorf("%s does not hold %q:\n%s", page, holds, b)
 		}
 	}
+	for page, title := range map[string]string{"lapse.1": "LAPSE", "lapse-set.1": "LAPSE-SET", "lapse-completion-bash.1": "LAPSE-COMPLETION-BASH"} {
+		b, err := os.ReadFile(filepath.Join(dir, page))
+		if err != nil || !strings.Contains(string(b), `.TH "`+title+`"`) {
+			t.Errorf("%s is not titled %s: %v", page, title, err)
+		}
+	}
+	if got := escape("of <topic>\n    as it stands <topic>"); got != "of \\<topic>\n    as it stands <topic>" {
+		t.Errorf("escaped as %q", got)
+	}
 	lapse(t, nil, "", "man").says(t, ExitUsage, "lapse man /")
 	file := filepath.Join(dir, "lapse.1")
 	lapse(t, nil, "", "man", file).says(t, ExitFailure, file, "name a directory")

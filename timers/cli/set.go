@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"regexp"
 	"strings"
 	"time"
 
@@ -17,6 +18,9 @@ import (
 
 // maxInput bounds what is read as a payload: no NATS server carries more.
 const maxInput = 64 << 20
+
+// tooLong is a duration as Go writes it, which it can still refuse as too long.
+var tooLong = regexp.MustCompile(`^([0-9]+(\.[0-9]*)?(ns|us|µs|ms|s|m|h))+$`)
 
 // setFlags are the flags of set, as typed.
 type setFlags struct {
@@ -112,6 +116,9 @@ func (f *setFlags) when(given func(string) bool) (client.When, error) {
 	switch {
 	case given("in"):
 		d, err := time.ParseDuration(f.in)
+		if err != nil && tooLong.MatchString(f.in) {
+			return client.When{}, usage("--in %q: it is longer than a duration can be, 292 years; want less, or --at with the time", f.in)
+		}
 		if err != nil {
 			return client.When{}, usage("--in %q: want a duration with its unit, such as 250ms, 30m or 1h30m", f.in)
 		}

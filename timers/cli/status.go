@@ -16,7 +16,9 @@ func (a *app) statusCmd() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "status",
 		Short: "Show how the service is; exit code 1 when it is down",
-		Args:  asUsage(cobra.NoArgs),
+		Example: `  lapse status
+  lapse status --json --server nats://nats.example:4222`,
+		Args: asUsage(cobra.NoArgs),
 	}
 	conn := a.connectionFlags(cmd)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
@@ -72,7 +74,7 @@ func summarize(w io.Writer, s client.Status) {
 		line("overdue", "%d, in flight %d", s.Overdue, s.InFlight)
 	}
 	if s.Dead > 0 {
-		line("dead", "%d: lapse list shows them, lapse get the reason, lapse retry brings them back", s.Dead)
+		line("dead", "%d: lapse list --state dead shows them, lapse get the reason, lapse retry brings them back", s.Dead)
 	}
 	if s.Lag.Samples > 0 {
 		line("lag", "p50 %.2f ms, p99 %.2f ms, max %.2f ms over the last fires (%d)", s.Lag.P50, s.Lag.P99, s.Lag.Max, s.Lag.Samples)

@@ -17,6 +17,9 @@ func (a *app) aboutTimer(cmd *cobra.Command, ask func(cmd *cobra.Command, lapse 
 	conn.completes(cmd, true)
 	flag := cmd.Flags().String("id", "", "the `id`, instead of the second argument")
 	example := "lapse " + cmd.Name() + " orders.close order-42"
+	if cmd.Example == "" {
+		cmd.Example = "  " + example + "\n  lapse " + cmd.Name() + " orders.close --id order-42 --json"
+	}
 	cmd.Args = between(1, 2, example)
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		id := *flag
@@ -46,6 +49,8 @@ func (a *app) cancelCmd() *cobra.Command {
 	return a.aboutTimer(&cobra.Command{
 		Use:   "cancel <topic> <id>",
 		Short: "Cancel a timer that is not being delivered yet",
+		Long: `Cancel a timer that is not being delivered yet, or drop a dead one. Exit code 3:
+there is none; 4: it is too late, the timer is or may have been delivered.`,
 	}, func(cmd *cobra.Command, lapse *link, topic, id string) error {
 		rev, err := lapse.Cancel(cmd.Context(), topic, id)
 		if err != nil {
@@ -64,7 +69,8 @@ func (a *app) retryCmd() *cobra.Command {
 		Use:   "retry <topic> <id>",
 		Short: "Bring a dead timer back: it is due now",
 		Long: `Bring a timer back that Lapse gave up on: the same life is due now, and its
-attempts are counted anew. lapse list shows which are dead, lapse get why.`,
+attempts are counted anew. lapse list --state dead
+shows which are dead, and why.`,
 	}, func(cmd *cobra.Command, lapse *link, topic, id string) error {
 		r, err := lapse.Retry(cmd.Context(), topic, id)
 		if err != nil {

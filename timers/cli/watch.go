@@ -5,7 +5,9 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"strings"
 	"time"
+	"unicode"
 
 	"github.com/nats-io/nats.go"
 	"github.com/spf13/cobra"
@@ -23,6 +25,9 @@ func (a *app) watchCmd() *cobra.Command {
 		Long: `Print fired timers as they come, until Ctrl-C: of a topic, of all topics below
 one ('orders.>'), or all. The lag is the time from due to received; it compares
 Redis's clock with this machine's.`,
+		Example: `  lapse watch
+  lapse watch 'orders.>' --count 1 --json
+  lapse watch orders.close --queue billing`,
 		Args: between(0, 1, "lapse watch 'orders.>'"),
 	}
 	conn := a.connectionFlags(cmd)
@@ -32,6 +37,9 @@ Redis's clock with this machine's.`,
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		if count < 0 {
 			return usage("--count %d: want 0 or more", count)
+		}
+		if strings.ContainsFunc(queue, unicode.IsSpace) {
+			return usage("--queue %q: it contains white space; want a name such as billing", queue)
 		}
 		topic := ""
 		if len(args) == 1 {

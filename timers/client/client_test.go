@@ -402,6 +402,8 @@ func TestRefusedBeforeSending(t *testing.T) {
 		"space after the id":   {set("t", in, "", client.ID("a ")), client.ErrInvalidID, "space"},
 		"schedule of two":      {set("t", client.Schedule("@in 1s\r\nX: 1"), ""), client.ErrInvalidSchedule, "line break"},
 		"header of two":        {set("t", in, "", client.Header("X", "1\r\nY: 2")), client.ErrInvalidHeader, "line break"},
+		"the id as a header":   {set("t", in, "", client.Header("Timer-Id", "a"), client.ID("b")), client.ErrInvalidHeader, `"Timer-Id" is Lapse's own`},
+		"a second schedule":    {set("t", in, "", client.Header("Timer-Schedule", "@in 1h")), client.ErrInvalidHeader, `"Timer-Schedule" is Lapse's own`},
 		"header name":          {set("t", in, "", client.Header("X Y", "1")), client.ErrInvalidHeader, `"X Y"`},
 		"no header name":       {set("t", in, "", client.Header("", "1")), client.ErrInvalidHeader, `""`},
 		"too large":            {set("t", in, strings.Repeat("x", 1024)), client.ErrTooLarge, "1024"},

@@ -88,9 +88,14 @@ func ID(id string) SetOption {
 // Header adds values to a header that the fired event will carry. Names are
 // case-sensitive; Timer-*, Nats-*, Status and Description are refused by the
 // service. NATS trims blanks at the ends of a value, and a line break is
-// refused here, since it would arrive as a space.
+// refused here, since it would arrive as a space; so are the two headers that
+// the service does take, Timer-Id and Timer-Schedule, of which [Client.Set]
+// makes its own.
 func Header(name string, values ...string) SetOption {
 	return func(m *nats.Msg) error {
+		if name == wire.HeaderID || name == wire.HeaderSchedule {
+			return fail(nats.ErrBadHeaderMsg, wire.InvalidHeader, "header %+q is Lapse's own: give the id and the schedule as such, not as headers", name)
+		}
 		for _, v := range values {
 			if strings.ContainsAny(v, "\r\n") {
 				return fail(nats.ErrBadHeaderMsg, wire.InvalidHeader, "header %+q: its value %+q contains a line break", wire.Cut(name), wire.Cut(v))

@@ -201,13 +201,17 @@ func (e *exam) checkBuffer() {
 	e.hidden("pubsub-buffer", name+" "+value)
 }
 
+// aofFirst stands before the line that turns the append-only file on: Redis
+// then reads that file and no snapshot, also when there is none yet.
+const aofFirst = "# only once CONFIG SET appendonly yes has written the file: a Redis that starts with this line and without the file starts empty, whatever its dump.rdb holds"
+
 // checkPersistence judges what a crash of Redis leaves, and whether it can write.
 func (e *exam) checkPersistence() {
 	r := &e.redis
 	aof := r.info["aof_enabled"] == "1"
 	save, savesKnown := r.conf["save"]
 	f := wire.Finding{Check: "persistence", Part: "redis", Wanted: "appendonly yes, appendfsync everysec",
-		Remedy: e.configLines("appendonly", "yes")}
+		Remedy: strings.Replace(e.configLines("appendonly", "yes"), "\nredis.conf: ", "\n"+aofFirst+"\nredis.conf: ", 1)}
 	switch {
 	case aof && r.conf["appendfsync"] == "no":
 		f.Status, f.Found = wire.FindingWarn, "appendonly yes, appendfsync no"
@@ -217,7 +221,7 @@ func (e *exam) checkPersistence() {
 	case aof:
 		e.ok("redis", "persistence", "append-only file, appendfsync %s", r.conf["appendfsync"])
 	case !savesKnown:
-		e.unknown("redis", "persistence", "appendonly no; whether snapshots are taken is not known: "+r.noCfg, "redis.conf: appendonly yes")
+		e.unknown("redis", "persistence", "appendonly no; whether snapshots are taken is not known: "+r.noCfg, aofFirst, "redis.conf: appendonly yes")
 	case save != "":
 		f.Status, f.Found = wire.FindingWarn, "appendonly no, save "+save
 		f.Why = "a crash of Redis goes back to its last snapshot: timers since then are lost, cancels undone, deliveries repeated"

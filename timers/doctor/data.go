@@ -55,7 +55,7 @@ func (e *exam) checkRecord(record timers.Record) bool {
 	case record.Version == "":
 		e.ok("data", "data-version", "none yet")
 	default:
-		e.ok("data", "data-version", "version %s, %s partitions, deployment %s", record.Version, record.Partitions, record.Deployment)
+		e.ok("data", "data-version", "version %s, partitions: %s, deployment %s", record.Version, record.Partitions, record.Deployment)
 	}
 	return version && partitions
 }

@@ -41,6 +41,12 @@ func (e *exam) lookAtEvents(ctx context.Context) {
 	for range probes {
 		lag, ok, err := e.probe(ctx, sub)
 		if err != nil {
+			if isRefusal(err, "NOREPLICAS") {
+				e.found(wire.Finding{Check: "event-path", Part: "events", Found: "Redis takes no writes: " + err.Error(), Wanted: "writes, and an event of a key that expires",
+					Why:    "no timer can be set, cancelled or fired: requests are answered 503",
+					Remedy: lines("# connect the replicas that min-replicas-to-write wants (redis-cli INFO replication), or do without:", e.configLines("min-replicas-to-write", "0"))}, nil)
+				return
+			}
 			e.unknown("events", "event-path", "Redis takes no key that expires: "+err.Error())
 			return
 		}

@@ -78,7 +78,7 @@ func (e *exam) lookAtNATS(ctx context.Context) {
 func (e *exam) reachNATS() bool {
 	f := wire.Finding{Check: "nats-reachable", Part: "nats", Found: e.d.Absent, Wanted: "a nats-server that answers", Why: "no request comes in, no timer is delivered"}
 	if e.d.NATS.URL == "" {
-		f.Remedy = "lapse serve"
+		f.Remedy = lines(runsElsewhere...)
 		e.found(f, nil)
 		return false
 	}
@@ -88,7 +88,7 @@ func (e *exam) reachNATS() bool {
 		f.Found = err.Error()
 		switch {
 		case e.cfg.NATSURL == settings.Embedded && !errors.Is(err, service.ErrAuth):
-			f.Found, f.Remedy = e.d.Absent, "lapse serve"
+			f.Found, f.Remedy = e.d.Absent, lines(runsElsewhere...)
 		case errors.Is(err, service.ErrAuth):
 			f.Remedy = "LAPSE_NATS_URL=nats://user:password@host:port"
 		default:

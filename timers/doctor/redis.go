@@ -31,13 +31,16 @@ func (e *exam) lookAtRedis(ctx context.Context) {
 	e.checkClock(ctx)
 }
 
+// runsElsewhere mends that no embedded server was found.
+var runsElsewhere = []string{"lapse serve", "# or, where one runs already: lapse doctor in the directory where it was started, or with its LAPSE_DATA_DIR and LAPSE_NATS_LISTEN"}
+
 func (e *exam) reachRedis(ctx context.Context) bool {
 	absent := func(found, why string, remedy ...string) bool {
 		e.found(wire.Finding{Check: "redis-reachable", Part: "redis", Found: found, Wanted: "a redis-server that answers", Why: why, Remedy: lines(remedy...)}, nil)
 		return false
 	}
 	if e.d.RedisURL == "" {
-		return absent(e.d.Absent, "without it no timer can be set or fired", "lapse serve")
+		return absent(e.d.Absent, "without it no timer can be set or fired", runsElsewhere...)
 	}
 	opt, err := timers.ParseRedisURL(e.d.RedisURL)
 	if err != nil {
@@ -57,7 +60,7 @@ func (e *exam) reachRedis(ctx context.Context) bool {
 		case timers.Answered(err):
 			return absent(err.Error(), "Lapse does not start with it", "LAPSE_REDIS_URL=redis://user:password@"+opt.Addr+"/"+strconv.Itoa(opt.DB))
 		case e.d.Settings.RedisURL == settings.Embedded:
-			return absent(e.d.Absent, "without it no timer can be set or fired", "lapse serve")
+			return absent(e.d.Absent, "without it no timer can be set or fired", runsElsewhere...)
 		}
 		return absent(dialFailure(err), "without it no timer can be set or fired: Lapse waits for it",
 			"# start redis-server at "+opt.Addr+", or name another one in LAPSE_REDIS_URL")

@@ -81,7 +81,7 @@ func (e *exam) askStatus(ctx context.Context) {
 	}
 	if err != nil {
 		if denied := e.nats.refusal(); denied != "" {
-			e.unknown("service", "health", "the user of LAPSE_NATS_URL may not "+denied+", so status cannot be asked", "lapse status --server URL")
+			e.unknown("service", "health", "the user of LAPSE_NATS_URL may not "+denied+", so status cannot be asked", "# allow the user to "+denied+", or ask as one who may:", "lapse status --server nats://user:password@host:port")
 			return
 		}
 		if errors.Is(err, nats.ErrNoResponders) {

@@ -1,12 +1,14 @@
 package embedded
 
 import (
-	"bytes"
 	"fmt"
 	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
 	"syscall"
 	"time"
 )
@@ -92,7 +94,18 @@ func (c *child) how() string {
 	return c.cmd.ProcessState.String()
 }
 
-// lastWords is the end of what this run logged.
+// stamp is what redis-server puts before a line of its log: the process, its
+// role, the time, and the level, of which # is the highest. Before it reads its
+// configuration it puts nothing. chatter is of a lower level, or the advice on
+// memory that every start gives.
+var (
+	stamp   = regexp.MustCompile(stamped + `# `)
+	chatter = regexp.MustCompile(stamped + `[*.-] |overcommit`)
+)
+
+const stamped = `^[0-9]+:[A-Z] [0-9]+ [A-Z][a-z]+ [0-9]+ [0-9:.]+ `
+
+// lastWords is the end of what this run logged, as far as it tells why it ended.
 func (c *child) lastWords() string {
 	const lines, most = 10, 8 << 10
 	f, err := os.Open(c.log)
@@ -108,6 +121,13 @@ func (c *child) lastWords() string {
 	if err != nil {
 		return err.Error()
 	}
-	all := bytes.Split(bytes.TrimSpace(b), []byte("\n"))
-	return string(bytes.Join(all[max(0, len(all)-lines):], []byte("\n")))
+	all := strings.Split(strings.TrimSpace(string(b)), "\n")
+	told := slices.DeleteFunc(slices.Clone(all), func(line string) bool { return chatter.MatchString(line) })
+	if len(told) == 0 {
+		told = all
+	}
+	for i, line := range told {
+		told[i] = stamp.ReplaceAllString(line, "")
+	}
+	return strings.Join(told[max(0, len(told)-lines):], "\n")
 }

@@ -222,7 +222,11 @@ func (r *Redis) awaitReady(ctx context.Context, c *child) error {
 		}
 		select {
 		case <-c.exited:
-			return fmt.Errorf("redis-server ended at start (%s); the end of %s:\n%s", c.how(), filepath.Join(r.dir, logFile), c.lastWords())
+			words, remedy := c.lastWords(), ""
+			if strings.Contains(words, "Permission denied") {
+				remedy = "\nthe files in " + r.dir + " must belong to the user that Lapse runs as: chown -R them to it"
+			}
+			return fmt.Errorf("redis-server ended at start (%s); the end of %s: %s%s", c.how(), filepath.Join(r.dir, logFile), words, remedy)
 		case <-ctx.Done():
 			return fmt.Errorf("redis-server in %s does not take commands yet (%w): %w", r.dir, err, ctx.Err())
 		case <-time.After(10 * time.Millisecond):
