@@ -63,7 +63,9 @@ func TestSetAwaitsReplicas(t *testing.T) {
 		return r.rdb.Do(t.Context(), "WAIT", 1, 100).Val() == int64(1)
 	})
 	require.NoError(t, r.rdb.ScriptFlush(t.Context()).Err()) // its text goes the same way
+	r.store.AwaitReplicas(1, 20*time.Second)
 	require.NoError(t, set("kept"))
+	r.store.AwaitReplicas(1, 200*time.Millisecond)
 	s, err := timers.Inspect(t.Context(), r.rdb)
 	require.NoError(t, err)
 	require.Equal(t, 1, s.Replicas)

@@ -13,6 +13,8 @@ import (
 var (
 	//go:embed lua/prelude.lua
 	luaPrelude string
+	//go:embed lua/walk.lua
+	luaWalk string
 	//go:embed lua/set.lua
 	luaSet string
 	//go:embed lua/cancel.lua
@@ -59,13 +61,13 @@ var (
 	scriptList    = newScript("list", luaPrelude+luaList)
 	scriptStatus  = newScript("status", luaPrelude+luaStatus)
 	scriptTopics  = newScript("topics", luaTopics)
-	scriptPatrol  = newScript("patrol", luaPatrol)
+	scriptPatrol  = newScript("patrol", luaWalk+luaPatrol)
 	scriptCrew    = newScript("crew", luaCrew)
 	scriptRescue  = newScript("rescue", luaPrelude+luaRescue)
 	scriptProbe   = newScript("probe", luaPrelude+luaProbe)
 
 	// Of doctor alone, whose store is not observed.
-	scriptStrays = &script{redis.NewScript(luaStrays), "strays"}
+	scriptStrays = &script{redis.NewScript(luaWalk + luaStrays), "strays"}
 	scriptLate   = &script{redis.NewScript(luaPrelude + luaLate), "late"}
 )
 
