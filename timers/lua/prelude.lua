@@ -16,6 +16,13 @@ local time = redis.call('TIME')
 local now_us = time[1] * 1000000 + time[2]
 local now = math.floor(now_us / 1000)
 
+-- A value of ours as a number, or nil. Of a foreign hand there may be "nan", "0x1" or " 5",
+-- which tonumber takes for one and ZADD does not, or for another: one of them would end the
+-- call for all that it handles.
+local function number(v)
+  return v and #v <= 16 and string.match(v, '^%d+$') and tonumber(v) or nil
+end
+
 -- Large numbers become 1.7e+15 unless they are formatted.
 local function int(n)
   return string.format('%.0f', n)
