@@ -47,14 +47,8 @@ for i = 1, (#KEYS - 3) / 2 do
   end
 end
 
-if #gone > 0 then
-  each('UNLINK', nil, gone)
-  each('ZREM', KEYS[1], members)
-  pcall(each, 'ZREM', KEYS[2], members)
-end
-if #dead > 0 then
-  pcall(each, 'ZREM', KEYS[#KEYS], dead)
-end
+remove(KEYS[1], KEYS[2], gone, members)
+pcall(each, 'ZREM', KEYS[#KEYS], dead)
 if #stop > 0 then
   redis.call('UNLINK', KEYS[3]) -- a claimed timer has no trigger; see the prelude on maxmemory
   for _, shadow in ipairs(stop) do

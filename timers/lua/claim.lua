@@ -106,17 +106,9 @@ if #unlink == 0 then
   end
   unlink[1] = KEYS[2] .. ':none' -- never exists; see the prelude on maxmemory
 end
-each('UNLINK', nil, unlink)
-if #zrem > 0 then
-  each('ZREM', KEYS[1], zrem)
-  pcall(each, 'ZREM', KEYS[2], zrem)
-end
-if #due > 0 then
-  each('ZADD', KEYS[1], due)
-end
-if #tried > 0 then
-  pcall(each, 'ZADD', KEYS[2], tried) -- a foreign type there must not keep timers from firing
-end
+remove(KEYS[1], KEYS[2], unlink, zrem)
+each('ZADD', KEYS[1], due)
+pcall(each, 'ZADD', KEYS[2], tried) -- a foreign type there must not keep timers from firing
 for _, c in ipairs(claimed) do
   if c[3] then
     redis.call('HSET', c[1], 'a', c[2], 'k', token, 'c', now_s, 'u', '1')

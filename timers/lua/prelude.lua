@@ -40,3 +40,11 @@ local function each(name, key, list)
     end
   end
 end
+
+-- Removes timers that are over: their records, which frees, and then their names.
+-- A foreign type in the place of the tried set must not stop it half-way.
+local function remove(due, tried, records, members)
+  each('UNLINK', nil, records)
+  each('ZREM', due, members)
+  pcall(each, 'ZREM', tried, members)
+end
