@@ -270,10 +270,7 @@ func (j *JetStream) check(ctx context.Context) time.Duration {
 		j.setHealth(wire.HealthDown, "NATS does not answer: "+err.Error())
 		return lookAgain
 	}
-	j.gate.set(true)
-	if !j.nc.IsConnected() {
-		// Cut since it answered, and the handler may have been first.
-		j.gate.set(false)
+	if !j.gate.openWhile(j.nc.IsConnected) {
 		return lookAgain
 	}
 	find, cancel := context.WithTimeout(ctx, 3*time.Second)

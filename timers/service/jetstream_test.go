@@ -63,3 +63,16 @@ func TestAnnouncementsDoNotJudgeTheFiring(t *testing.T) {
 	require.Equal(t, timers.Delivered, d.Outcome)
 	require.Zero(t, j.full)
 }
+
+// The connection may be cut between the answer that opens the gate and the gate,
+// when the handler that shuts it has been there already.
+func TestGateStaysShutWithoutAConnection(t *testing.T) {
+	var g gate
+	require.False(t, g.openWhile(func() bool {
+		require.True(t, g.isOpen(), "a cut after this look is heard by the handler")
+		return false
+	}))
+	require.False(t, g.isOpen())
+	require.True(t, g.openWhile(func() bool { return true }))
+	require.True(t, g.isOpen())
+}
