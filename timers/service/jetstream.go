@@ -265,6 +265,9 @@ func (j *JetStream) check(ctx context.Context) time.Duration {
 	flush, cancel := context.WithTimeout(ctx, 2*time.Second)
 	err := j.nc.FlushWithContext(flush)
 	cancel()
+	if ctx.Err() != nil {
+		return lookAgain // what fails at the end of the process says nothing of NATS
+	}
 	if err != nil {
 		j.gate.set(false)
 		j.setHealth(wire.HealthDown, "NATS does not answer: "+err.Error())
@@ -277,6 +280,8 @@ func (j *JetStream) check(ctx context.Context) time.Duration {
 	defer cancel()
 	s, err := findStream(find, j.nc.Conn, j.prefix, j.cfg)
 	switch {
+	case ctx.Err() != nil:
+		return lookAgain // likewise
 	case err == nil:
 		if s.made {
 			j.logger.Warn("the stream was gone and has been made again", "stream", s.name)

@@ -1,13 +1,16 @@
 package service
 
 import (
+	"context"
 	"log/slog"
 	"testing"
+	"time"
 
 	"github.com/nats-io/nats.go"
 	"github.com/stretchr/testify/require"
 
 	"github.com/lapse-timers/lapse/timers"
+	"github.com/lapse-timers/lapse/timers/timerstest"
 	"github.com/lapse-timers/lapse/timers/wire"
 )
 
@@ -75,4 +78,21 @@ func TestGateStaysShutWithoutAConnection(t *testing.T) {
 	require.False(t, g.isOpen())
 	require.True(t, g.openWhile(func() bool { return true }))
 	require.True(t, g.isOpen())
+}
+
+// A look that ends with the process is no news of NATS.
+func TestLookThatEndsWithTheProcessSaysNothing(t *testing.T) {
+	ns := timerstest.NATS(t)
+	c, err := Connect(ConnConfig{URL: ns.URL()}, "test", true)
+	require.NoError(t, err)
+	defer c.Close()
+	var log timerstest.Log
+	j, err := NewJetStream(t.Context(), c, "timers", StreamConfig{Name: "TIMERS", Replicas: 1, Duplicates: time.Minute}, time.Second, slog.New(slog.NewTextHandler(&log, nil)))
+	require.NoError(t, err)
+	ctx, end := context.WithCancel(t.Context())
+	end()
+	j.check(ctx)
+	require.Equal(t, wire.HealthOK, j.Health().Status)
+	require.Empty(t, log.String())
+	require.True(t, j.Ready())
 }
