@@ -100,6 +100,29 @@ func TestForeignTypeStopsASetBeforeItBegins(t *testing.T) {
 	r.clean()
 }
 
+// What ends a timer is met by a foreign type in the place of the backup set only once
+// all else is done: nobody would come back for it.
+func TestForeignTypeInPlaceOfTheBackupSetAtTheEnd(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	for _, id := range []string{"acked", "stopped", "buried"} {
+		r.set(id, 0, "x")
+	}
+	r.past(r.now())
+	c := r.claim("t", time.Minute, "acked", "stopped", "buried").Claims
+	require.Equal(t, timers.CancelTooLate, r.cancel("stopped").Outcome)
+	require.NoError(t, r.rdb.Del(t.Context(), r.keys.Due(0)).Err())
+	remove := r.foreign(r.keys.Due(0))
+	require.ErrorContains(t, r.store.Ack(t.Context(), 0, []*timers.Claim{&c[0]}), "WRONGTYPE")
+	require.ErrorContains(t, r.store.Release(t.Context(), 0, []timers.Release{{Claim: &c[1]}}), "WRONGTYPE")
+	_, err := r.store.Bury(t.Context(), 0, []timers.Burial{{Claim: &c[2], Reason: "no"}})
+	require.ErrorContains(t, err, "WRONGTYPE")
+	remove()
+	timerstest.CheckInvariants(t, r.rdb, prefix)
+	require.Equal(t, timers.Cancelled, r.cancel("buried").Outcome)
+	r.clean()
+}
+
 // No repetition changes it, and other partitions want their turn.
 func TestForeignTypeHoldsUpNoClaimer(t *testing.T) {
 	t.Parallel()

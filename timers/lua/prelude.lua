@@ -42,9 +42,10 @@ local function each(name, key, list)
 end
 
 -- Removes timers that are over: their records, which frees, and then their names.
--- A foreign type in the place of the tried set must not stop it half-way.
+-- A foreign type in the place of the tried set must not stop it half-way, nor one in
+-- the place of the backup set, which is met last.
 local function remove(due, tried, records, members)
   each('UNLINK', nil, records)
-  each('ZREM', due, members)
   pcall(each, 'ZREM', tried, members)
+  each('ZREM', due, members)
 end
