@@ -189,6 +189,16 @@ func TestForeignNumbersCostNoOtherTimer(t *testing.T) {
 		r.Helper()
 		require.NoError(r, r.rdb.HSet(r.Context(), r.keys.Shadow(ref(id)), field, value).Err())
 	}
+	// A year that no reply can say.
+	r.set("far", time.Hour, "x")
+	spoil("far", "d", "999999999999999")
+	r.set("near", time.Hour, "x")
+	page, _, _, err := r.store.List(t.Context(), "", "", timers.Cursor{}, 10)
+	require.NoError(t, err)
+	require.Len(t, page, 1)
+	require.Nil(t, r.get("far"))
+	r.cancel("far")
+	r.cancel("near")
 	for _, bad := range []string{"nan", "-nan", "inf", " 5", "0x10", "-1", "1e400", "abc", ""} {
 		require.NoError(t, r.rdb.Set(t.Context(), r.keys.Rev(0), bad, 0).Err())
 		first := r.set("first", 0, "x")

@@ -24,7 +24,7 @@ for i = 1, (#KEYS - 3) / 2 do
   if not v.err and v[1] == ARGV[a + 1] then
     if v[2] == ARGV[a + 2] then
       unlink[#unlink + 1] = trigger
-      if v[3] or not number(v[4]) then
+      if v[3] or not moment(v[4]) then
         unlink[#unlink + 1] = shadow
         stopped[#stopped + 1] = member
         out[i] = 2

@@ -40,7 +40,7 @@ end
 -- Decides on one timer whose score has come, or is missing.
 local function decide(i, member, score, shadow)
   local v = redis.pcall('HMGET', shadow, 'r', 'd', 'p', 'h', 'a')
-  local rev, d, payload, headers = number(v[1]), number(v[2]), v[3], v[4] or ''
+  local rev, d, payload, headers = number(v[1]), moment(v[2]), v[3], v[4] or ''
   -- What only a claim or a burial writes is there after the first one: k, u, x, c, f.
   local before = v[5] and redis.call('HMGET', shadow, 'k', 'u', 'x', 'c', 'f') or untried
   local attempt = number(v[5]) or 0
@@ -60,7 +60,7 @@ local function decide(i, member, score, shadow)
       out[2] = out[2] + 1
     end
   elseif before[1] == token and score then
-    out[i + 2] = {rev, d, attempt, before[2] and 1 or 0, number(before[4]) or now, payload, headers}
+    out[i + 2] = {rev, d, attempt, before[2] and 1 or 0, moment(before[4]) or now, payload, headers}
   else
     if not score or (score <= now and d > now) then
       -- The backup lost it, or was pulled ahead of the due time.

@@ -113,7 +113,7 @@ while true do
   end
   if member and wanted(member) then
     local v = redis.pcall('HMGET', ARGV[1] .. member, 'd', 'r', 'a', 'k', 'u', 'f')
-    local d, r = number(v[1]), number(v[2])
+    local d, r = moment(v[1]), number(v[2])
     if d and r and (v[6] and true or false) == (from == dead) then
       count = count + 1
       local n = #out

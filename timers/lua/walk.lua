@@ -29,7 +29,7 @@ local function walk(base, cursor, count, due, dead, visit)
         if shadow then
           v = redis.pcall('HMGET', key, 'd', 'r', 'p', 'f')
         end
-        if v and not v.err and number(v[1]) and number(v[2]) and v[3] then
+        if v and not v.err and moment(v[1]) and number(v[2]) and v[3] then
           at = v[1]
           if not v[4] then
             amiss = 'unknown'
