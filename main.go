@@ -11,7 +11,6 @@ import (
 	"context"
 	"crypto/rand"
 	_ "embed"
-	"encoding/hex"
 	"errors"
 	"fmt"
 	"io"
@@ -226,7 +225,7 @@ func runService(ctx context.Context, cfg settings.Settings, logger *slog.Logger,
 		}
 	}()
 
-	in := &instance{cfg: cfg, id: randomID()}
+	in := &instance{cfg: cfg, id: strings.ToLower(rand.Text()[:12])}
 	in.phase.Set("starting")
 	logger = logger.With("instance", in.id)
 	logger.Info("starting", "version", buildVersion(), "prefix", cfg.Prefix, "delivery", cfg.Delivery)
@@ -594,10 +593,4 @@ func tryLine(cfg settings.Settings, server string) string {
 		line += " --prefix " + cfg.Prefix
 	}
 	return line
-}
-
-func randomID() string {
-	b := make([]byte, 6)
-	rand.Read(b) //nolint:errcheck // documented never to fail
-	return hex.EncodeToString(b)
 }

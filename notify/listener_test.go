@@ -1,7 +1,6 @@
 package notify
 
 import (
-	"bytes"
 	"context"
 	"fmt"
 	"log/slog"
@@ -37,28 +36,9 @@ type run struct {
 	admin *redis.Client // may do anything in the listener's database
 	hints chan timers.Ref
 	gaps  chan struct{} // one slot, as in main
-	log   *lines
+	log   *timerstest.Log
 	stop  func()
 }
-
-type lines struct {
-	mu  sync.Mutex
-	buf bytes.Buffer
-}
-
-func (l *lines) Write(p []byte) (int, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.buf.Write(p)
-}
-
-func (l *lines) String() string {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.buf.String()
-}
-
-func (l *lines) count(part string) int { return strings.Count(l.String(), part) }
 
 func keysOf(t testing.TB) *timers.Keys {
 	t.Helper()
@@ -72,7 +52,7 @@ func keysOf(t testing.TB) *timers.Keys {
 // listen runs a listener; change may alter it before it starts.
 func listen(t testing.TB, admin, client *redis.Client, change func(*Listener)) *run {
 	t.Helper()
-	r := &run{t: t, admin: admin, keys: keysOf(t), hints: make(chan timers.Ref, 100_000), gaps: make(chan struct{}, 1), log: &lines{}}
+	r := &run{t: t, admin: admin, keys: keysOf(t), hints: make(chan timers.Ref, 100_000), gaps: make(chan struct{}, 1), log: &timerstest.Log{}}
 	r.Listener = New(Config{
 		Client: client,
 		Keys:   r.keys,
@@ -194,7 +174,7 @@ func TestHearsExpiredTimers(t *testing.T) {
 	if !r.Deaf() || r.Health().OK {
 		t.Error("not deaf after the end")
 	}
-	if n := r.log.count("\n"); n != 1 {
+	if n := r.log.Count("\n"); n != 1 {
 		t.Errorf("%d lines in a quiet life:\n%s", n, r.log)
 	}
 }
@@ -327,7 +307,7 @@ func TestClearedFlagsAreRepairedAtCheck(t *testing.T) {
 	if s := r.Stats(); s.Repairs != 10 || s.Gaps != 11 || s.Resubscriptions != 0 {
 		t.Errorf("%+v", s)
 	}
-	if n := r.log.count("added missing notification flags"); n != 1 {
+	if n := r.log.Count("added missing notification flags"); n != 1 {
 		t.Errorf("logged %d times:\n%s", n, r.log)
 	}
 }
@@ -357,7 +337,7 @@ func TestSufficientFlagsAreLeftAlone(t *testing.T) {
 		if n := calls(t, c, "config|set"); n != 0 {
 			t.Errorf("%s: %d times CONFIG SET", flags, n)
 		}
-		if n := r.log.count("WARN"); n != 0 {
+		if n := r.log.Count("WARN"); n != 0 {
 			t.Errorf("%s: warned:\n%s", flags, r.log)
 		}
 	}
@@ -390,7 +370,7 @@ func TestMissingFlagsWithConfigureOff(t *testing.T) {
 	}
 	looks := calls(t, c, "config|get")
 	timerstest.Eventually(t, within, "more looks", func() bool { return calls(t, c, "config|get") > looks+10 })
-	if n := r.log.count("WARN"); n != 1 {
+	if n := r.log.Count("WARN"); n != 1 {
 		t.Errorf("%d warnings:\n%s", n, r.log)
 	}
 	setFlagsTo(t, c, "Ex") // by the operator

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/lapse-timers/lapse/timers/timerstest"
+	"github.com/lapse-timers/lapse/timers/timerstest/faultproxy"
 	"github.com/redis/go-redis/v9"
 )
 
@@ -23,6 +24,18 @@ const (
 	cannotHear = "cannot hear expired events"
 	hearsAgain = "hearing expired events again"
 )
+
+// through connects to Redis by way of the proxy.
+func through(t testing.TB, proxy *faultproxy.Redis) *redis.Client {
+	t.Helper()
+	o, err := redis.ParseURL(proxy.URL())
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := redis.NewClient(o)
+	t.Cleanup(func() { _ = c.Close() }) // it holds nothing
+	return c
+}
 
 // noKeyLeft waits until the database is empty.
 func noKeyLeft(t testing.TB, c *redis.Client) {
@@ -52,7 +65,7 @@ func TestIdleSubscriptionStays(t *testing.T) {
 	if s := r.Stats(); s.Resubscriptions != 0 || s.Gaps != 1 || s.Events != 1 || s.Ignored != 0 {
 		t.Errorf("%+v", s)
 	}
-	if n := r.log.count("\n"); n != 1 {
+	if n := r.log.Count("\n"); n != 1 {
 		t.Errorf("%d lines in a quiet life:\n%s", n, r.log)
 	}
 	noKeyLeft(t, c)
@@ -90,8 +103,8 @@ func TestProbeAtCheck(t *testing.T) {
 func TestSilentlyDeafSubscription(t *testing.T) {
 	t.Parallel()
 	s := timerstest.RedisTCP(t)
-	proxy := timerstest.Swallowing(t, s)
-	r := listen(t, s.Client(), proxy.Client(), hasty(time.Second))
+	proxy := timerstest.RedisProxy(t, s)
+	r := listen(t, s.Client(), through(t, proxy), hasty(time.Second))
 	r.gap()
 	r.hears("1")
 	before := r.Stats()
@@ -117,7 +130,7 @@ func TestSilentlyDeafSubscription(t *testing.T) {
 	if n := hopes.Load(); n != 0 {
 		t.Errorf("%d times not deaf", n)
 	}
-	if n := r.log.count(cannotHear); n != 1 || r.log.count(hearsAgain) != 0 {
+	if n := r.log.Count(cannotHear); n != 1 || r.log.Count(hearsAgain) != 0 {
 		t.Errorf("told %d times:\n%s", n, r.log)
 	}
 	proxy.Swallow(false)
@@ -128,7 +141,7 @@ func TestSilentlyDeafSubscription(t *testing.T) {
 		t.Errorf("%+v", h)
 	}
 	r.hears("2")
-	if n := r.log.count(hearsAgain); n != 1 {
+	if n := r.log.Count(hearsAgain); n != 1 {
 		t.Errorf("recovery told %d times:\n%s", n, r.log)
 	}
 }
@@ -137,8 +150,8 @@ func TestSilentlyDeafSubscription(t *testing.T) {
 func TestWithoutProbesSilentDeafnessStays(t *testing.T) {
 	t.Parallel()
 	s := timerstest.RedisTCP(t)
-	proxy := timerstest.Swallowing(t, s)
-	r := listen(t, s.Client(), proxy.Client(), func(l *Listener) {
+	proxy := timerstest.RedisProxy(t, s)
+	r := listen(t, s.Client(), through(t, proxy), func(l *Listener) {
 		l.pace.probe = 0
 		l.pace.ping, l.pace.pong, l.pace.look = 5*time.Millisecond, within, 5*time.Millisecond
 	})
@@ -194,7 +207,7 @@ func TestHiddenFlagsAreProvedByAProbe(t *testing.T) {
 			killSubscribers(t, s.Client())
 			r.eventually("subscribed again", func() bool { return r.Stats().Resubscriptions == 1 && !r.Deaf() })
 			r.hears("1")
-			if r.log.count(cannotHear) != 1 || r.log.count("INFO") != 2 { // the kill, and before and after it
+			if r.log.Count(cannotHear) != 1 || r.log.Count("INFO") != 2 { // the kill, and before and after it
 				t.Errorf("log:\n%s", r.log)
 			}
 		})
@@ -211,13 +224,13 @@ func TestHiddenFlagsThatAreWrong(t *testing.T) {
 		!strings.Contains(h.Why, "notify-keyspace-events Ex") {
 		t.Errorf("%+v", h)
 	}
-	if n := r.log.count("\n"); n != 1 || r.log.count(cannotHear) != 1 {
+	if n := r.log.Count("\n"); n != 1 || r.log.Count(cannotHear) != 1 {
 		t.Errorf("%d lines:\n%s", n, r.log)
 	}
 	setFlagsTo(t, s.Client(), "Ex") // by the operator
 	r.eventually("not deaf", func() bool { return !r.Deaf() })
 	r.hears("1")
-	if r.log.count(hearsAgain) != 1 {
+	if r.log.Count(hearsAgain) != 1 {
 		t.Errorf("log:\n%s", r.log)
 	}
 }
@@ -268,7 +281,7 @@ func TestProbeThatCannotBeWrittenJudgesNothing(t *testing.T) {
 				t.Fatal(err)
 			}
 			r.eventually("proven", r.proven.Load)
-			if s := r.Stats(); s.Resubscriptions != 0 || r.log.count("WARN") != 0 {
+			if s := r.Stats(); s.Resubscriptions != 0 || r.log.Count("WARN") != 0 {
 				t.Errorf("%+v, log:\n%s", s, r.log)
 			}
 		})
@@ -280,7 +293,7 @@ func TestHiddenFlagsAndNoProbe(t *testing.T) {
 	t.Parallel()
 	s := timerstest.Redis(t, "--notify-keyspace-events", "Ex")
 	r := listen(t, s.Client(), as(t, s, "&*", "-config", "-set"), hasty(within))
-	r.eventually("told", func() bool { return r.log.count(cannotHear) == 1 })
+	r.eventually("told", func() bool { return r.log.Count(cannotHear) == 1 })
 	if h := r.Health(); !r.Deaf() || h.OK || !strings.Contains(h.Why, "is unknown") || !strings.Contains(h.Why, "no key could be written (NOPERM") {
 		t.Errorf("%+v", h)
 	}

@@ -36,12 +36,12 @@ func TestConfigRenamedAway(t *testing.T) {
 	if !r.Deaf() || h.OK || !strings.Contains(h.Why, "unknown") || !strings.Contains(h.Why, "notify-keyspace-events Ex") {
 		t.Errorf("%v %+v", r.Deaf(), h)
 	}
-	r.eventually("told", func() bool { return r.log.count(cannotHear) == 1 })
+	r.eventually("told", func() bool { return r.log.Count(cannotHear) == 1 })
 	before := r.Stats().Resubscriptions
 	r.eventually("subscribed again", func() bool { return r.Stats().Resubscriptions >= before+2 })
 	expire(t, c, "timers:{0}:t:a:1")
 	r.stop()
-	if n := r.log.count("WARN"); n != 1 || !r.Deaf() {
+	if n := r.log.Count("WARN"); n != 1 || !r.Deaf() {
 		t.Errorf("warned %d times:\n%s", n, r.log)
 	}
 }
@@ -112,7 +112,7 @@ func TestConfigSetRefused(t *testing.T) {
 	}
 	looks := calls(t, s.Client(), "config|get")
 	timerstest.Eventually(t, within, "more looks", func() bool { return calls(t, s.Client(), "config|get") > looks+10 })
-	if n := r.log.count("WARN"); n != 1 {
+	if n := r.log.Count("WARN"); n != 1 {
 		t.Errorf("%d warnings:\n%s", n, r.log)
 	}
 	setFlagsTo(t, s.Client(), "Ex")
@@ -126,7 +126,7 @@ func TestConfigSetRefusedButFlagsRight(t *testing.T) {
 	r := listen(t, s.Client(), as(t, s, "&*", "-config|set"), nil)
 	r.gap()
 	r.hears("1")
-	if n := r.log.count("WARN"); n != 0 || r.Deaf() || r.Health() != (Health{OK: true}) {
+	if n := r.log.Count("WARN"); n != 0 || r.Deaf() || r.Health() != (Health{OK: true}) {
 		t.Errorf("%+v, log:\n%s", r.Health(), r.log)
 	}
 }
@@ -145,7 +145,7 @@ func TestChannelRefusedByACL(t *testing.T) {
 	}
 	tries := calls(t, s.Client(), "hello")
 	timerstest.Eventually(t, within, "more attempts", func() bool { return calls(t, s.Client(), "hello") > tries+5 })
-	if n := r.log.count("\n"); n != 1 {
+	if n := r.log.Count("\n"); n != 1 {
 		t.Errorf("%d lines:\n%s", n, r.log)
 	}
 	as(t, s, "&__keyevent@0__:expired")
@@ -236,7 +236,7 @@ func TestRedisAwayAndBack(t *testing.T) {
 	if got := r.Stats(); got.Repairs != 2 || got.Resubscriptions != 1 {
 		t.Errorf("%+v", got)
 	}
-	if n := r.log.count("WARN"); n > 4 { // added flags, lost, refused; not one per attempt
+	if n := r.log.Count("WARN"); n > 4 { // added flags, lost, refused; not one per attempt
 		t.Errorf("%d warnings:\n%s", n, r.log)
 	}
 }

@@ -33,7 +33,7 @@ var allowed = map[string][]string{
 	"timers/web":                   {"timers/wire"},
 	"timers/web/page":              {"timers/client", "timers/wire"},
 	"timers/embedded":              {},
-	"timers/timerstest":            {"timers"},
+	"timers/timerstest":            {"timers", "timers/timerstest/faultproxy"},
 	"timers/timerstest/faultproxy": {},
 	"timers/chaos":                 {"timers/client", "timers/timerstest"},
 	"timers/browsertest":           {}, // tests of the page with a browser only

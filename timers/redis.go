@@ -52,7 +52,7 @@ func ParseRedisURL(raw string) (*redis.Options, error) {
 		} else if strings.Contains(err.Error(), "invalid URL scheme") {
 			err = errors.New("it does not begin with redis://, rediss:// or unix://")
 		} else {
-			err = errors.New(strings.TrimPrefix(err.Error(), "redis: "))
+			err = errors.New(strings.TrimPrefix(err.Error(), "redis: ")) // the library's own name is no news
 		}
 		return nil, fmt.Errorf("%w: want redis://[user:password@]host:port/db, rediss://... or unix:///path?db=n, or embedded", err)
 	}

@@ -12,18 +12,6 @@ import (
 	"github.com/lapse-timers/lapse/timers/timerstest"
 )
 
-func onRedis(t *testing.T, server *timerstest.RedisServer) *rig {
-	opt, err := timers.ParseRedisURL(server.URL())
-	require.NoError(t, err)
-	rdb := redis.NewClient(opt)
-	t.Cleanup(func() { rdb.Close() })
-	keys, err := timers.NewKeys(prefix, 1)
-	require.NoError(t, err)
-	store := timers.NewStore(rdb, keys)
-	require.NoError(t, store.Open(t.Context()))
-	return &rig{t, server, rdb, store, keys}
-}
-
 // What was answered OK with replicas asked for is still there after a failover,
 // and where no replica has it, the answer is not OK.
 func TestSetAwaitsReplicas(t *testing.T) {

@@ -61,13 +61,13 @@ var (
 	scriptList    = newScript("list", luaPrelude+luaList)
 	scriptStatus  = newScript("status", luaPrelude+luaStatus)
 	scriptTopics  = newScript("topics", luaTopics)
-	scriptPatrol  = newScript("patrol", luaWalk+luaPatrol)
+	scriptPatrol  = newScript("patrol", luaPrelude+luaWalk+luaPatrol)
 	scriptCrew    = newScript("crew", luaCrew)
 	scriptRescue  = newScript("rescue", luaPrelude+luaRescue)
 	scriptProbe   = newScript("probe", luaPrelude+luaProbe)
 
 	// Of doctor alone, whose store is not observed.
-	scriptStrays = &script{redis.NewScript(luaWalk + luaStrays), "strays"}
+	scriptStrays = &script{redis.NewScript(luaPrelude + luaWalk + luaStrays), "strays"}
 	scriptLate   = &script{redis.NewScript(luaPrelude + luaLate), "late"}
 )
 

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/redis/go-redis/v9"
@@ -241,7 +242,7 @@ func (s *Store) Get(ctx context.Context, refs []Ref) ([]*Timer, error) {
 	out := make([]*Timer, len(refs))
 	for i, cmd := range cmds {
 		v := cmd.Val()
-		if cmd.Err() != nil || len(v) < 10 || v[0] == nil || v[2] == nil || v[3] == nil {
+		if cmd.Err() != nil || len(v) < 10 || v[0] == nil || !isNumber(v[2], dueDigits) || !isNumber(v[3], revDigits) {
 			continue
 		}
 		t := &Timer{
@@ -497,6 +498,16 @@ func milli(ms int64) time.Time {
 		return time.Time{}
 	}
 	return time.UnixMilli(ms)
+}
+
+// The most digits of a number in a shadow hash, as lua/prelude.lua has them.
+const dueDigits, revDigits = 14, 16
+
+// isNumber says whether a value of a hash is a number as a script of ours writes
+// it: what is not is no timer to any of them.
+func isNumber(v any, digits int) bool {
+	s := text(v)
+	return s != "" && len(s) <= digits && strings.Trim(s, "0123456789") == ""
 }
 
 // integer and text read a value of a script's reply or of a hash; what is not

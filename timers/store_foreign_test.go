@@ -5,6 +5,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
 	"github.com/lapse-timers/lapse/timers"
@@ -99,6 +100,29 @@ func TestForeignTypeStopsASetBeforeItBegins(t *testing.T) {
 	r.clean()
 }
 
+// What ends a timer is met by a foreign type in the place of the backup set only once
+// all else is done: nobody would come back for it.
+func TestForeignTypeInPlaceOfTheBackupSetAtTheEnd(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	for _, id := range []string{"acked", "stopped", "buried"} {
+		r.set(id, 0, "x")
+	}
+	r.past(r.now())
+	c := r.claim("t", time.Minute, "acked", "stopped", "buried").Claims
+	require.Equal(t, timers.CancelTooLate, r.cancel("stopped").Outcome)
+	require.NoError(t, r.rdb.Del(t.Context(), r.keys.Due(0)).Err())
+	remove := r.foreign(r.keys.Due(0))
+	require.ErrorContains(t, r.store.Ack(t.Context(), 0, []*timers.Claim{&c[0]}), "WRONGTYPE")
+	require.ErrorContains(t, r.store.Release(t.Context(), 0, []timers.Release{{Claim: &c[1]}}), "WRONGTYPE")
+	_, err := r.store.Bury(t.Context(), 0, []timers.Burial{{Claim: &c[2], Reason: "no"}})
+	require.ErrorContains(t, err, "WRONGTYPE")
+	remove()
+	timerstest.CheckInvariants(t, r.rdb, prefix)
+	require.Equal(t, timers.Cancelled, r.cancel("buried").Outcome)
+	r.clean()
+}
+
 // No repetition changes it, and other partitions want their turn.
 func TestForeignTypeHoldsUpNoClaimer(t *testing.T) {
 	t.Parallel()
@@ -154,4 +178,82 @@ func TestPatrolGoesOnThoughTheDeadAreOfAForeignType(t *testing.T) {
 	remove()
 	require.Equal(t, 1, patrol(), "the dead one has its place again")
 	timerstest.CheckInvariants(t, r.rdb, prefix)
+}
+
+// What Lua takes for a number and Redis does not, or takes for another, costs the
+// timer that it stands in, and none of those that one call handles with it.
+func TestForeignNumbersCostNoOtherTimer(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	spoil := func(id, field, value string) {
+		r.Helper()
+		require.NoError(r, r.rdb.HSet(r.Context(), r.keys.Shadow(ref(id)), field, value).Err())
+	}
+	// A year that no reply can say.
+	r.set("far", time.Hour, "x")
+	spoil("far", "d", "999999999999999")
+	r.set("near", time.Hour, "x")
+	page, _, _, err := r.store.List(t.Context(), "", "", timers.Cursor{}, 10)
+	require.NoError(t, err)
+	require.Len(t, page, 1)
+	require.Nil(t, r.get("far"))
+	r.cancel("far")
+	r.cancel("near")
+	for _, bad := range []string{"nan", "-nan", "inf", " 5", "0x10", "-1", "1e400", "abc", ""} {
+		require.NoError(t, r.rdb.Set(t.Context(), r.keys.Rev(0), bad, 0).Err())
+		first := r.set("first", 0, "x")
+		require.Greater(t, first.Rev, int64(1e15), "rev %q", bad)
+		due := r.set("bad", 0, "x").Due
+		r.set("last", 0, "x")
+		r.past(due)
+		both := refs("first", "bad", "last")
+
+		for _, field := range []string{"d", "r"} {
+			was := r.rdb.HGet(t.Context(), r.keys.Shadow(ref("bad")), field).Val()
+			spoil("bad", field, bad)
+			page, _, _, err := r.store.List(t.Context(), "", "", timers.Cursor{}, 10)
+			require.NoError(t, err)
+			require.Len(t, page, 2, "the others are listed; %s %q", field, bad)
+			spoil("bad", field, was)
+		}
+
+		claims := r.claim("dead.1", time.Minute, "first", "bad", "last").Claims
+		require.Len(t, claims, 3)
+		spoil("bad", "d", bad)
+		n, err := r.store.Rescue(t.Context(), 0, "dead")
+		require.NoError(t, err, "%q", bad)
+		require.Equal(t, 2, n, "%q", bad)
+
+		// The end of the lease.
+		require.NoError(t, r.rdb.ZAdd(t.Context(), r.keys.Due(0), redis.Z{Score: 1, Member: ref("bad").Member()}).Err())
+		claimed := r.claim("t", time.Minute, "first", "bad", "last")
+		require.Len(t, claimed.Claims, 2, "%q", bad)
+		require.Nil(t, r.get("bad"), "what is no timer is removed")
+		r.set("bad", 0, "x")
+		r.past(r.now())
+		claims = append(claimed.Claims, r.claim("t", time.Minute, "bad").Claims...)
+		require.Len(t, claims, 3)
+		spoil("bad", "d", bad)
+		var burials []timers.Burial
+		for i := range claims {
+			burials = append(burials, timers.Burial{Claim: &claims[i], Reason: "no"})
+		}
+		dead, err := r.store.Bury(t.Context(), 0, burials)
+		require.NoError(t, err, "%q", bad)
+		require.Equal(t, []bool{true, true, false}, dead, "%q", bad)
+
+		r.dead("bad", false)
+		spoil("bad", "d", bad)
+		back, _, err := r.store.Retry(t.Context(), 0, both)
+		require.NoError(t, err)
+		require.Equal(t, []timers.RetryOutcome{timers.Retried, timers.RetryNotFound, timers.Retried}, []timers.RetryOutcome{back[0].Outcome, back[1].Outcome, back[2].Outcome}, "%q", bad)
+		require.EqualValues(t, 2, r.rdb.ZCard(t.Context(), r.keys.Tried(0)).Val(), "a listing needs them there")
+		spoil("first", "r", bad)
+		out, _, err := r.store.Cancel(t.Context(), 0, both)
+		require.NoError(t, err)
+		require.Equal(t, timers.CancelNotFound, out[0].Outcome, "rev %q", bad)
+		require.Equal(t, timers.CancelTooLate, out[2].Outcome, "the dead instance may have delivered it")
+		require.NoError(t, r.rdb.Del(t.Context(), r.keys.Shadow(ref("bad"))).Err())
+	}
+	r.clean()
 }

@@ -23,8 +23,10 @@ type rig struct {
 	keys   *timers.Keys
 }
 
-func newRig(t *testing.T, args ...string) *rig {
-	server := timerstest.Redis(t, args...)
+func newRig(t *testing.T, args ...string) *rig { return onRedis(t, timerstest.Redis(t, args...)) }
+
+func onRedis(t *testing.T, server *timerstest.RedisServer) *rig {
+	t.Helper()
 	opt, err := timers.ParseRedisURL(server.URL())
 	require.NoError(t, err)
 	rdb := redis.NewClient(opt)

@@ -68,7 +68,7 @@ func (c *connection) watch(cmd *cobra.Command, topic, queue string, count int) e
 	defer lapse.nc.Close()
 
 	events := make(chan client.Fired)
-	_, err = lapse.Handle(ctx, topic, func(_ context.Context, f client.Fired) {
+	receiver, err := lapse.Handle(ctx, topic, func(_ context.Context, f client.Fired) {
 		select {
 		case events <- f:
 		case <-ctx.Done():
@@ -89,6 +89,15 @@ func (c *connection) watch(cmd *cobra.Command, topic, queue string, count int) e
 			cmd.PrintErrln("lapse:", text)
 		case <-ctx.Done():
 			return nil
+		case <-receiver.Done():
+			if ctx.Err() != nil {
+				return nil
+			}
+			// NATS closed the connection for good: nothing would ever be printed again.
+			if last := lapse.nc.LastError(); last != nil {
+				return fmt.Errorf("%w (%s): %w", receiver.Wait(), lapse.where, last)
+			}
+			return fmt.Errorf("%w (%s)", receiver.Wait(), lapse.where)
 		}
 	}
 	return nil

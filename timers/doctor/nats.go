@@ -71,8 +71,7 @@ func (e *exam) lookAtNATS(ctx context.Context) {
 		return
 	}
 	e.checkPayload()
-	e.checkPermissions(ctx)
-	e.checkStreams(ctx)
+	e.checkPermissions(ctx, e.checkStreams(ctx))
 }
 
 func (e *exam) reachNATS() bool {
@@ -157,8 +156,9 @@ type subjects struct {
 const userInfoSubject = "$SYS.REQ.USER.INFO"
 
 // checkPermissions asks the server what the user may do. Trying it out would
-// show fired events to their subscribers that are none.
-func (e *exam) checkPermissions(ctx context.Context) {
+// show fired events to their subscribers that are none. makes says that Lapse has
+// yet to make its stream.
+func (e *exam) checkPermissions(ctx context.Context, makes bool) {
 	ask, cancel := e.nats.asking(ctx)
 	defer cancel()
 	m, err := e.nats.nc.RequestWithContext(ask, userInfoSubject, nil)
@@ -192,6 +192,9 @@ func (e *exam) checkPermissions(ctx context.Context) {
 	if e.cfg.Delivery == "jetstream" {
 		publish = append(publish, "$JS.API.STREAM.LIST")
 	}
+	if makes {
+		publish = append(publish, "$JS.API.STREAM.CREATE."+e.cfg.Stream)
+	}
 	e.judgeRights("publish", u.Data.User, p.Publish, publish)
 	subscribe := append(service.RequestSubjects(e.prefix), "$SRV.>", "_INBOX.>")
 	e.judgeRights("subscribe", u.Data.User, p.Subscribe, subscribe)
@@ -217,14 +220,17 @@ func (e *exam) judgeRights(kind, user string, have subjects, needed []string) {
 		Wanted: "all of " + strings.Join(needed, ", "), Why: "requests go unanswered, or timers are not delivered"}
 	var remedy []string
 	if len(missing) > 0 {
-		remedy = append(remedy, fmt.Sprintf("# add to permissions.%s of the user in nats-server.conf: %q", kind, missing))
+		remedy = append(remedy, fmt.Sprintf("# add to permissions.%s of the user in nats-server.conf: %s", kind, inConf(missing)))
 	}
 	if len(barred) > 0 {
-		remedy = append(remedy, fmt.Sprintf("# take out of permissions.%s.deny: %q", kind, barred))
+		remedy = append(remedy, fmt.Sprintf("# take out of permissions.%s.deny: %s", kind, inConf(barred)))
 	}
 	f.Remedy = lines(append(remedy, "nats-server --signal reload")...)
 	e.found(f, nil)
 }
+
+// inConf are the subjects as a list of nats-server.conf has them.
+func inConf(subjects []string) string { return `"` + strings.Join(subjects, `", "`) + `"` }
 
 // plain are the subjects without the queue groups that may stand behind them.
 func plain(list []string) []string {

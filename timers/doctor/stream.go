@@ -15,38 +15,40 @@ import (
 )
 
 // checkStreams looks at JetStream with the same question as the service at its
-// start, which needs one right: $JS.API.STREAM.LIST.
-func (e *exam) checkStreams(ctx context.Context) {
+// start, which needs one right: $JS.API.STREAM.LIST. It says whether Lapse is to
+// make its stream.
+func (e *exam) checkStreams(ctx context.Context) (makes bool) {
 	fired := e.prefix.Fired(">")
 	ask, cancel := e.nats.asking(ctx)
 	found, err := service.StreamsOver(ask, e.nats.nc.Conn, fired)
 	cancel()
 	if err != nil {
 		e.noJetStream(err)
-		return
+		return false
 	}
 	e.ok("nats", "jetstream", "on")
 	over, checked := e.checkRequests(ctx)
 	if e.cfg.Delivery == "core" {
 		e.ok("nats", "stream", "none is needed: LAPSE_DELIVERY is core")
-		return
+		return false
 	}
 	if len(found) == 0 {
-		if e.status("stream") == "" {
-			e.ok("nats", "stream", "none holds %s; Lapse makes %s", fired, e.cfg.Stream)
-		}
-		return
+		e.ok("nats", "stream", "none holds %s; Lapse makes %s", fired, e.cfg.Stream)
+		e.checkAccount(ctx, nil)
+		return true
 	}
 	if !checked {
-		return
+		return false
 	}
 	for _, info := range found {
 		if slices.Contains(over, info.Config.Name) && !service.Covers(info.Config.Subjects, fired) {
 			continue // told already
 		}
 		e.checkStream(info)
-		return
+		e.checkAccount(ctx, info)
+		break
 	}
+	return false
 }
 
 func (e *exam) noJetStream(err error) {

@@ -12,6 +12,8 @@ import (
 
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/lapse-timers/lapse/timers/timerstest"
 )
 
 func startNATS(t *testing.T, dir *Dir, o NATSOptions) *NATS {
@@ -40,7 +42,7 @@ func connect(t *testing.T, url string, o ...nats.Option) *nats.Conn {
 
 func TestNATSKeepsItsStreams(t *testing.T) {
 	dir := lockTemp(t)
-	var log logged
+	var log timerstest.Log
 	n := startNATS(t, dir, NATSOptions{Listen: "127.0.0.1:0", MaxStore: 1 << 30, Logger: logTo(&log, slog.LevelInfo)})
 	if n.MaxStore() != 1<<30 {
 		t.Errorf("MaxStore is %d", n.MaxStore())
@@ -90,7 +92,7 @@ func TestNATSKeepsItsStreams(t *testing.T) {
 
 func TestNATSSecrets(t *testing.T) {
 	for _, secret := range []string{"ops:s3cr%40t%2fpw@", "s3cr%40t%2fpw@"} {
-		var log logged
+		var log timerstest.Log
 		n := startNATS(t, lockTemp(t), NATSOptions{Listen: secret + "0.0.0.0:0", Logger: logTo(&log, slog.LevelDebug)})
 		url := n.ClientURL()
 		if !strings.HasPrefix(url, "nats://127.0.0.1:") || !n.NeedsSecret() {

@@ -130,7 +130,7 @@ func TestRedisInItsOwnProcessGroup(t *testing.T) {
 }
 
 func TestRedisIsKeptAlive(t *testing.T) {
-	var log logged
+	var log timerstest.Log
 	r := startRedis(t, lockTemp(t), RedisOptions{Logger: logTo(&log, slog.LevelInfo)})
 	c := client(t, r)
 	if err := c.Set(t.Context(), "k", "v", 0).Err(); err != nil {
@@ -161,7 +161,7 @@ func TestRedisIsKeptAlive(t *testing.T) {
 
 func TestRedisStopsWhileItCannotBeRevived(t *testing.T) {
 	dir := lockTemp(t)
-	var log logged
+	var log timerstest.Log
 	r := startRedis(t, dir, RedisOptions{Logger: logTo(&log, slog.LevelDebug)})
 	conf := filepath.Join(r.dir, confFile)
 	if err := os.WriteFile(conf, []byte("no-such-directive 1\n"), 0o600); err != nil {
@@ -396,7 +396,7 @@ func TestSurvivorThatDoesNotEndIsKilled(t *testing.T) {
 	defer socket.close()
 	rdb := redis.NewClient(&redis.Options{Network: "unix", Addr: socket.path, MaxRetries: -1, DialerRetries: 1})
 	defer rdb.Close()
-	var log logged
+	var log timerstest.Log
 	wait := patience{ask: 5 * time.Second, term: 50 * time.Millisecond, exit: 200 * time.Millisecond}
 	lock, err := takeOver(soon(t), dir, socket, rdb, wait, logTo(&log, slog.LevelInfo))
 	if err != nil {
@@ -427,7 +427,7 @@ func TestSilentSurvivorIsGivenUp(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	var log logged
+	var log timerstest.Log
 	wait := patience{ask: 10 * time.Millisecond, term: 20 * time.Millisecond, exit: 50 * time.Millisecond}
 	_, err = takeOver(soon(t), dir, socket, nil, wait, logTo(&log, slog.LevelInfo))
 	if err == nil || !strings.Contains(err.Error(), "kill 4711") || !strings.Contains(err.Error(), dir) {

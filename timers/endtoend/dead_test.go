@@ -389,7 +389,7 @@ func TestRetryRequestsRefused(t *testing.T) {
 func TestLostRepliesOfTheDead(t *testing.T) {
 	t.Parallel()
 	rs, ns := timerstest.Redis(t), timerstest.NATS(t)
-	p := newRedisProxy(t, rs)
+	p := timerstest.RedisProxy(t, rs)
 	l := timerstest.LapseOn(t, p.URL(), ns.URL())
 	nc := ns.Connect(t)
 	s := &served{rdb: rs.Client(), ns: ns, nc: nc, lapse: l}

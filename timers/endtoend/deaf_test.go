@@ -162,7 +162,7 @@ func TestFlagsThatAreRightAndNotToBeSetOrSeen(t *testing.T) {
 func TestSubscriptionThatIsSilentlyDeaf(t *testing.T) {
 	t.Parallel()
 	rs, ns := timerstest.Redis(t), timerstest.NATS(t)
-	proxy := timerstest.Swallowing(t, rs)
+	proxy := timerstest.RedisProxy(t, rs)
 	l := timerstest.LapseOn(t, proxy.URL(), ns.URL())
 	rdb, nc := rs.Client(), ns.Connect(t)
 	c := newClient(t, nc)

@@ -9,6 +9,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -107,20 +108,25 @@ func apply(t *testing.T, natsURL, remedy string) (redisConf, natsConf []string) 
 	return redisConf, natsConf
 }
 
-// streamEdit does what the nats command would do: stream edit with the flags
-// that doctor prints. The words are those that a shell makes of the line.
+// streamEdit does what the nats command would do: stream rm, or stream edit with the
+// flags that doctor prints. The words are those that a shell makes of the line.
 func streamEdit(t *testing.T, natsURL, line string) {
 	t.Helper()
 	out, err := exec.Command("sh", "-c", `printf '%s\n' `+strings.TrimPrefix(line, "nats ")).Output()
 	require.NoError(t, err)
 	words := strings.Split(strings.TrimSpace(string(out)), "\n")
-	require.Equal(t, []string{"--server", natsURL, "stream", "edit"}, words[:4], line)
+	require.Equal(t, []string{"--server", natsURL, "stream"}, words[:3], line)
 	require.Equal(t, "--force", words[len(words)-1], "it must not ask")
 	nc, err := nats.Connect(words[1])
 	require.NoError(t, err)
 	defer nc.Close()
 	js, err := jetstream.New(nc)
 	require.NoError(t, err)
+	if words[3] == "rm" {
+		require.NoError(t, js.DeleteStream(t.Context(), words[4]))
+		return
+	}
+	require.Equal(t, "edit", words[3], line)
 	stream, err := js.Stream(t.Context(), words[4])
 	require.NoError(t, err)
 	c := stream.CachedInfo().Config
@@ -133,6 +139,9 @@ func streamEdit(t *testing.T, natsURL, line string) {
 		case "--dupe-window":
 			c.Duplicates, err = time.ParseDuration(flags[1])
 			require.NoError(t, err)
+		case "--discard":
+			require.Equal(t, "old", flags[1])
+			c.Discard = jetstream.DiscardOld
 		default:
 			t.Fatalf("%s: the test knows no %s", line, flags[0])
 		}
@@ -162,6 +171,21 @@ func TestDoctorOnRedis(t *testing.T) {
 		t.Helper()
 		require.NoError(t, rdb.Do(ctx, append([]any{"ACL", "SETUSER", "lapse", "reset", "on", ">pw"}, rules...)...).Err())
 		return "redis://lapse:pw@" + rs.Addr()
+	}
+	// memory sets maxmemory to a part of what is used, most of which stays the same.
+	memory := func(t *testing.T, part float64) {
+		t.Helper()
+		config(t, "maxmemory", "0")
+		require.NoError(t, rdb.SetRange(ctx, "ballast", 20<<20, "x").Err())
+		for line := range strings.Lines(rdb.Info(ctx, "memory").Val()) {
+			if used, ok := strings.CutPrefix(strings.TrimSpace(line), "used_memory:"); ok {
+				n, err := strconv.ParseFloat(used, 64)
+				require.NoError(t, err)
+				config(t, "maxmemory", fmt.Sprintf("%.0f", part*n))
+				return
+			}
+		}
+		t.Fatal("INFO says nothing of used_memory")
 	}
 	var conf []string
 	for _, tc := range []struct {
@@ -197,6 +221,8 @@ func TestDoctorOnRedis(t *testing.T) {
 			config(t, "client-output-buffer-limit", "pubsub 32mb 8mb 60")
 			return ""
 		}, nil},
+		{"redis-memory", wire.FindingFail, func(t *testing.T) string { memory(t, 0.8); return "" }, nil},
+		{"redis-memory", wire.FindingWarn, func(t *testing.T) string { memory(t, 1.05); return "" }, nil},
 	} {
 		ok := t.Run(tc.check, func(t *testing.T) {
 			url := tc.broken(t)
@@ -324,20 +350,28 @@ func TestDoctorOnNATS(t *testing.T) {
 	_, err = js.CreateStream(t.Context(), jetstream.StreamConfig{Name: "NEIGHBOUR", Subjects: []string{"neighbour"}})
 	require.NoError(t, err)
 	d := deployed(rs.URL(), ns.URL())
+	full := jetstream.StreamConfig{Name: "TIMERS", Subjects: []string{"timers.fired.>", "timers.dead.>"}, MaxMsgs: 20, Discard: jetstream.DiscardNew}
 	for _, tc := range []struct {
 		check, status string
 		stream        jetstream.StreamConfig
+		filled        int // messages
 	}{
-		{"request-streams", wire.FindingFail, jetstream.StreamConfig{Name: "ALL", Subjects: []string{"timers.>", "else.>"}}},
-		{"request-streams", wire.FindingFail, jetstream.StreamConfig{Name: "SETS", Subjects: []string{"timers.set.>", "else.>"}}},
-		{"stream", wire.FindingFail, jetstream.StreamConfig{Name: "PART", Subjects: []string{"timers.fired.orders.>", "else.>"}}},
-		{"stream", wire.FindingWarn, jetstream.StreamConfig{Name: "TIMERS", Subjects: []string{"timers.fired.>"}}},
-		{"duplicate-window", wire.FindingWarn, jetstream.StreamConfig{Name: "TIMERS", Subjects: []string{"timers.fired.>", "timers.dead.>"}, Duplicates: 30 * time.Second}},
+		{"request-streams", wire.FindingFail, jetstream.StreamConfig{Name: "ALL", Subjects: []string{"timers.>", "else.>"}}, 0},
+		{"request-streams", wire.FindingFail, jetstream.StreamConfig{Name: "SETS", Subjects: []string{"timers.set.>", "else.>"}}, 0},
+		{"stream", wire.FindingFail, jetstream.StreamConfig{Name: "PART", Subjects: []string{"timers.fired.orders.>", "else.>"}}, 0},
+		{"stream", wire.FindingWarn, jetstream.StreamConfig{Name: "TIMERS", Subjects: []string{"timers.fired.>"}}, 0},
+		{"duplicate-window", wire.FindingWarn, jetstream.StreamConfig{Name: "TIMERS", Subjects: []string{"timers.fired.>", "timers.dead.>"}, Duplicates: 30 * time.Second}, 0},
+		{"stream-room", wire.FindingWarn, full, 19},
+		{"stream-room", wire.FindingFail, full, 20},
 	} {
 		t.Run(tc.check+" "+tc.stream.Name, func(t *testing.T) {
 			_, err := js.CreateStream(t.Context(), tc.stream)
 			require.NoError(t, err)
 			defer js.DeleteStream(context.WithoutCancel(t.Context()), tc.stream.Name) //nolint:errcheck // the next row would fail
+			for range tc.filled {
+				_, err := js.Publish(t.Context(), "timers.fired.a", nil)
+				require.NoError(t, err)
+			}
 			f := named(t, d, tc.check, tc.status)
 			apply(t, ns.URL(), f.Remedy)
 			mended(t, d, tc.check)
@@ -388,7 +422,7 @@ func TestDoctorOnOrphans(t *testing.T) {
 		require.NoError(t, rdb.HSet(t.Context(), fmt.Sprintf("timers:{0}:h:a:it's %d", i), "p", "x", "d", due, "r", i+1).Err())
 	}
 	// What Lua takes for a number and Redis does not must not keep the rest from being mended.
-	for i, d := range []string{"nan", " 5", "inf", "0x", "-1", "1e400"} {
+	for i, d := range []string{"nan", " 5", "inf", "0x", "-1", "1e400", "999999999999999"} {
 		require.NoError(t, rdb.HSet(t.Context(), fmt.Sprintf("timers:{0}:h:a:no time %d", i), "p", "x", "d", d, "r", i+1).Err())
 	}
 	require.NoError(t, rdb.HSet(t.Context(), "timers:{0}:h:a:half", "p", "x").Err())
@@ -398,7 +432,7 @@ func TestDoctorOnOrphans(t *testing.T) {
 	f, _ := r.Find("orphans")
 	require.Equal(t, wire.FindingFail, f.Status, shown(r))
 	require.True(t, f.Fixable)
-	require.Contains(t, f.Found, "11 ")
+	require.Contains(t, f.Found, "12 ")
 	words := strings.Fields(f.Remedy)
 	require.Equal(t, []string{"lapse", "doctor"}, words[:2])
 	r = examined(t, 0, env, words[2:]...)
@@ -476,7 +510,7 @@ func TestDoctorWithTheUsersOfTheReadme(t *testing.T) {
 	require.Zero(t, r.Warn+r.Fail, shown(r, wire.FindingWarn, wire.FindingFail))
 	for _, f := range r.Findings {
 		if f.Status == wire.FindingUnknown {
-			require.Contains(t, []string{"publish-rights", "subscribe-rights", "health"}, f.Check, "%+v", f)
+			require.Contains(t, []string{"publish-rights", "subscribe-rights", "jetstream-account", "health"}, f.Check, "%+v", f)
 		}
 	}
 	text, err := json.Marshal(r)

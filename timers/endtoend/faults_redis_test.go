@@ -191,7 +191,7 @@ func TestCancelAroundTheDueTime(t *testing.T) {
 func TestSetOverATimerThatIsDue(t *testing.T) {
 	t.Parallel()
 	rs, ns := timerstest.Redis(t, "--enable-debug-command", "yes"), timerstest.NATS(t)
-	s := &tabled{redis: newRedisProxy(t, rs), nats: newNATSProxy(t, ns)}
+	s := &tabled{redis: timerstest.RedisProxy(t, rs), nats: newNATSProxy(t, ns)}
 	s.served = &served{rdb: rs.Client(), ns: ns, nc: ns.Connect(t), lapse: timerstest.LapseOn(t, s.redis.URL(), ns.URL())}
 	require.NoError(t, s.rdb.Do(t.Context(), "DEBUG", "SET-ACTIVE-EXPIRE", "0").Err())
 	fired := s.hear(t, "timers.fired.over")
@@ -240,7 +240,7 @@ func TestLibraryDoesNotRepeat(t *testing.T) {
 		sent    int64
 	}{{"as Lapse has it", -1, 1}, {"as the library has it", 3, 4}} {
 		t.Run(c.name, func(t *testing.T) {
-			p := newRedisProxy(t, rs)
+			p := timerstest.RedisProxy(t, rs)
 			opt, err := timers.ParseRedisURL(p.URL())
 			require.NoError(t, err)
 			if c.retries > 0 {

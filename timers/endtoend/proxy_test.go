@@ -1,7 +1,6 @@
 package endtoend
 
 import (
-	"os"
 	"strings"
 	"testing"
 	"time"
@@ -12,18 +11,6 @@ import (
 	"github.com/lapse-timers/lapse/timers/timerstest"
 	"github.com/lapse-timers/lapse/timers/timerstest/faultproxy"
 )
-
-func newRedisProxy(t *testing.T, to *timerstest.RedisServer) *faultproxy.Redis {
-	t.Helper()
-	network := "tcp"
-	if strings.HasPrefix(to.Addr(), "/") {
-		network = "unix"
-	}
-	p, err := faultproxy.NewRedis(network, to.Addr(), os.DirFS("../lua"))
-	require.NoError(t, err)
-	t.Cleanup(p.Close)
-	return p
-}
 
 func newNATSProxy(t *testing.T, to *timerstest.NATSServer) *faultproxy.NATS {
 	t.Helper()

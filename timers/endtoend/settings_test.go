@@ -103,6 +103,9 @@ func TestBadSettings(t *testing.T) {
 		{"credentials directory", []string{redisURL, natsURL, "LAPSE_NATS_CREDS=/"}, []string{"LAPSE_NATS_CREDS", `"/"`, "directory"}},
 		{"empty data directory", []string{"LAPSE_DATA_DIR="}, []string{"LAPSE_DATA_DIR", "./lapse-data"}},
 		{"empty HTTP listen", []string{"LAPSE_HTTP_LISTEN="}, []string{"LAPSE_HTTP_LISTEN", "host:port"}},
+		{"token too long", []string{"LAPSE_HTTP_TOKEN=" + strings.Repeat("s3cret-", 200)}, []string{"LAPSE_HTTP_TOKEN has 1400 characters", "at most 1024"}},
+		{"window without end", []string{"LAPSE_STREAM_MAX_AGE=0", "LAPSE_STREAM_DUPLICATES=2000000h"}, []string{"LAPSE_STREAM_DUPLICATES", "2000000h", "876000h"}},
+		{"negative window", []string{"LAPSE_DELIVERY=core", "LAPSE_STREAM_DUPLICATES=-1s"}, []string{"LAPSE_STREAM_DUPLICATES", "-1s"}},
 		{"HTTP listen", []string{"LAPSE_HTTP_LISTEN=nowhere"}, []string{"LAPSE_HTTP_LISTEN", "nowhere", "host:port"}},
 	} {
 		t.Run(tc.name, func(t *testing.T) {

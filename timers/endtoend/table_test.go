@@ -48,7 +48,7 @@ type tabled struct {
 func table(t *testing.T, settings ...string) *tabled {
 	t.Helper()
 	rs, ns := timerstest.Redis(t), timerstest.NATS(t)
-	s := &tabled{redis: newRedisProxy(t, rs), nats: newNATSProxy(t, ns), heard: map[string][]*nats.Msg{}}
+	s := &tabled{redis: timerstest.RedisProxy(t, rs), nats: newNATSProxy(t, ns), heard: map[string][]*nats.Msg{}}
 	s.served = &served{rdb: rs.Client(), ns: ns, nc: ns.Connect(t)}
 	_, err := s.nc.Subscribe("timers.fired.>", func(m *nats.Msg) {
 		s.mu.Lock()

@@ -191,7 +191,7 @@ func TestRedisKilledWhileTimersFallDue(t *testing.T) {
 func TestLostReplies(t *testing.T) {
 	t.Parallel()
 	rs, ns := timerstest.Redis(t), timerstest.NATS(t)
-	p := newRedisProxy(t, rs)
+	p := timerstest.RedisProxy(t, rs)
 	timerstest.LapseOn(t, p.URL(), ns.URL())
 	rdb, nc := rs.Client(), ns.Connect(t)
 	c := newClient(t, nc)
@@ -312,7 +312,7 @@ func TestTriggerKeysAreEvicted(t *testing.T) {
 func TestSubscriberIsKeptAway(t *testing.T) {
 	t.Parallel()
 	rs, ns := timerstest.Redis(t), timerstest.NATS(t)
-	p := newRedisProxy(t, rs)
+	p := timerstest.RedisProxy(t, rs)
 	l := timerstest.LapseOn(t, p.URL(), ns.URL())
 	rdb, nc := rs.Client(), ns.Connect(t)
 	c := newClient(t, nc)

@@ -15,9 +15,5 @@ for i = 1, #KEYS - 2 do
     members[#members + 1] = ARGV[2 * i - 1]
   end
 end
-if #shadows > 0 then
-  each('UNLINK', nil, shadows)
-  each('ZREM', KEYS[1], members)
-  pcall(each, 'ZREM', KEYS[2], members)
-end
+remove(KEYS[1], KEYS[2], shadows, members)
 return #shadows

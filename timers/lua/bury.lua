@@ -14,7 +14,7 @@
 -- backup set, so that the end of the lease brings it back; one in the place of
 -- the tried stops nothing.
 
-local out, unlink, members, removed, dead, buried = {}, {}, {}, {}, {}, {}
+local out, unlink, stopped, gone, dead, buried = {}, {}, {}, {}, {}, {}
 for i = 1, (#KEYS - 3) / 2 do
   local a = 6 * i - 5
   local member = ARGV[a]
@@ -24,14 +24,14 @@ for i = 1, (#KEYS - 3) / 2 do
   if not v.err and v[1] == ARGV[a + 1] then
     if v[2] == ARGV[a + 2] then
       unlink[#unlink + 1] = trigger
-      members[#members + 1] = member
-      if v[3] or not tonumber(v[4] or '') then
+      if v[3] or not moment(v[4]) then
         unlink[#unlink + 1] = shadow
-        removed[#removed + 1] = member
+        stopped[#stopped + 1] = member
         out[i] = 2
       else
         dead[#dead + 1] = v[4]
         dead[#dead + 1] = member
+        gone[#gone + 1] = member
         buried[#buried + 1] = {shadow, ARGV[a + 4] == 'unknown', ARGV[a + 5]}
         out[i] = 1
       end
@@ -40,12 +40,9 @@ for i = 1, (#KEYS - 3) / 2 do
     end
   end
 end
-if #unlink > 0 then
-  each('UNLINK', nil, unlink)
-end
-if #dead > 0 then
-  each('ZADD', KEYS[3], dead)
-end
+remove(KEYS[1], KEYS[2], unlink, stopped)
+pcall(each, 'ZREM', KEYS[3], stopped)
+each('ZADD', KEYS[3], dead)
 for _, b in ipairs(buried) do
   redis.call('HDEL', b[1], 'k')
   if b[2] then
@@ -54,11 +51,5 @@ for _, b in ipairs(buried) do
     redis.call('HSET', b[1], 'f', b[3])
   end
 end
-if #members > 0 then
-  each('ZREM', KEYS[1], members)
-  pcall(each, 'ZREM', KEYS[2], members)
-end
-if #removed > 0 then
-  pcall(each, 'ZREM', KEYS[3], removed)
-end
+remove(KEYS[1], KEYS[2], {}, gone)
 return out

@@ -21,7 +21,7 @@ for i = 1, (#KEYS - 3) / 2 do
   local v = redis.pcall('HMGET', shadow, 'r', 'k', 'u', 'f')
   local score = tonumber(redis.call('ZSCORE', KEYS[1], member) or '')
   local remove = true
-  if v.err or not tonumber(v[1]) then
+  if v.err or not number(v[1]) then
     out[i + 1] = {0, 0}
     dead[#dead + 1] = member -- a name without a timer, by a foreign hand
     remove = v.err or v[1] or score
@@ -29,12 +29,12 @@ for i = 1, (#KEYS - 3) / 2 do
       out[1] = out[1] + 1
     end
   elseif v[4] then
-    out[i + 1] = {v[3] and 3 or 1, tonumber(v[1])}
+    out[i + 1] = {v[3] and 3 or 1, number(v[1])}
     dead[#dead + 1] = member
   elseif not v[2] and not v[3] then
-    out[i + 1] = {1, tonumber(v[1])}
+    out[i + 1] = {1, number(v[1])}
   else
-    out[i + 1] = {2, tonumber(v[1])}
+    out[i + 1] = {2, number(v[1])}
     if v[2] and score and score > now then
       remove = false
       stop[#stop + 1] = shadow
@@ -47,14 +47,8 @@ for i = 1, (#KEYS - 3) / 2 do
   end
 end
 
-if #gone > 0 then
-  each('UNLINK', nil, gone)
-  each('ZREM', KEYS[1], members)
-  pcall(each, 'ZREM', KEYS[2], members)
-end
-if #dead > 0 then
-  pcall(each, 'ZREM', KEYS[#KEYS], dead)
-end
+remove(KEYS[1], KEYS[2], gone, members)
+pcall(each, 'ZREM', KEYS[#KEYS], dead)
 if #stop > 0 then
   redis.call('UNLINK', KEYS[3]) -- a claimed timer has no trigger; see the prelude on maxmemory
   for _, shadow in ipairs(stop) do

@@ -40,10 +40,10 @@ end
 -- Decides on one timer whose score has come, or is missing.
 local function decide(i, member, score, shadow)
   local v = redis.pcall('HMGET', shadow, 'r', 'd', 'p', 'h', 'a')
-  local rev, d, payload, headers = tonumber(v[1] or ''), tonumber(v[2] or ''), v[3], v[4] or ''
+  local rev, d, payload, headers = number(v[1]), moment(v[2]), v[3], v[4] or ''
   -- What only a claim or a burial writes is there after the first one: k, u, x, c, f.
   local before = v[5] and redis.call('HMGET', shadow, 'k', 'u', 'x', 'c', 'f') or untried
-  local attempt = tonumber(v[5] or '') or 0
+  local attempt = number(v[5]) or 0
   if v.err or (v[1] or v[2] or payload) and not (rev and d and payload) then
     drop(i)
     out[2] = out[2] + 1
@@ -60,7 +60,7 @@ local function decide(i, member, score, shadow)
       out[2] = out[2] + 1
     end
   elseif before[1] == token and score then
-    out[i + 2] = {rev, d, attempt, before[2] and 1 or 0, tonumber(before[4] or '') or now, payload, headers}
+    out[i + 2] = {rev, d, attempt, before[2] and 1 or 0, moment(before[4]) or now, payload, headers}
   else
     if not score or (score <= now and d > now) then
       -- The backup lost it, or was pulled ahead of the due time.
@@ -106,17 +106,9 @@ if #unlink == 0 then
   end
   unlink[1] = KEYS[2] .. ':none' -- never exists; see the prelude on maxmemory
 end
-each('UNLINK', nil, unlink)
-if #zrem > 0 then
-  each('ZREM', KEYS[1], zrem)
-  pcall(each, 'ZREM', KEYS[2], zrem)
-end
-if #due > 0 then
-  each('ZADD', KEYS[1], due)
-end
-if #tried > 0 then
-  pcall(each, 'ZADD', KEYS[2], tried) -- a foreign type there must not keep timers from firing
-end
+remove(KEYS[1], KEYS[2], unlink, zrem)
+each('ZADD', KEYS[1], due)
+pcall(each, 'ZADD', KEYS[2], tried) -- a foreign type there must not keep timers from firing
 for _, c in ipairs(claimed) do
   if c[3] then
     redis.call('HSET', c[1], 'a', c[2], 'k', token, 'c', now_s, 'u', '1')

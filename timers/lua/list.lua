@@ -113,11 +113,12 @@ while true do
   end
   if member and wanted(member) then
     local v = redis.pcall('HMGET', ARGV[1] .. member, 'd', 'r', 'a', 'k', 'u', 'f')
-    if not v.err and v[1] and v[2] and (v[6] and true or false) == (from == dead) then
+    local d, r = moment(v[1]), number(v[2])
+    if d and r and (v[6] and true or false) == (from == dead) then
       count = count + 1
       local n = #out
-      out[n + 1], out[n + 2], out[n + 3] = tonumber(v[1]), member, tonumber(v[2])
-      out[n + 4], out[n + 5] = tonumber(v[3] or '0'), v[6] or (v[4] or v[5]) and 1 or 0
+      out[n + 1], out[n + 2], out[n + 3] = d, member, r
+      out[n + 4], out[n + 5] = number(v[3]) or 0, v[6] or (v[4] or v[5]) and 1 or 0
     end
   end
 end

@@ -29,10 +29,6 @@ end)
 if #gone + #scores + #dead > 0 then
   redis.call('UNLINK', KEYS[1] .. ':none', unpack(gone, 1, math.min(#gone, 1000)))
 end
-for i = 1, #scores, 1000 do
-  redis.call('ZADD', KEYS[1], unpack(scores, i, math.min(i + 999, #scores)))
-end
-for i = 1, #dead, 1000 do
-  redis.call('ZADD', KEYS[2], unpack(dead, i, math.min(i + 999, #dead)))
-end
+each('ZADD', KEYS[1], scores)
+each('ZADD', KEYS[2], dead)
 return {cursor, (#scores + #dead) / 2 + math.min(#gone, 1000)}

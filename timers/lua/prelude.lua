@@ -16,6 +16,18 @@ local time = redis.call('TIME')
 local now_us = time[1] * 1000000 + time[2]
 local now = math.floor(now_us / 1000)
 
+-- A value of ours as a number, or nil. Of a foreign hand there may be "nan", "0x1" or " 5",
+-- which tonumber takes for one and ZADD does not, or for another: one of them would end the
+-- call for all that it handles. And there may be a due time in a year that no text of ours
+-- can say, which would end the listing of those who read it: 14 digits are the year 5138.
+local function number(v, digits)
+  return v and #v <= (digits or 16) and string.match(v, '^%d+$') and tonumber(v) or nil
+end
+
+local function moment(v)
+  return number(v, 14)
+end
+
 -- Large numbers become 1.7e+15 unless they are formatted.
 local function int(n)
   return string.format('%.0f', n)
@@ -32,4 +44,13 @@ local function each(name, key, list)
       redis.call(name, unpack(list, i, last))
     end
   end
+end
+
+-- Removes timers that are over: their records, which frees, and then their names.
+-- A foreign type in the place of the tried set must not stop it half-way, nor one in
+-- the place of the backup set, which is met last.
+local function remove(due, tried, records, members)
+  each('UNLINK', nil, records)
+  pcall(each, 'ZREM', tried, members)
+  each('ZREM', due, members)
 end

@@ -10,7 +10,7 @@
 -- still be OK. Otherwise it stays firing, unsure for the rest of this life.
 -- Safe to run twice: the token is gone after the first time.
 
-local out, release, unlink, members, scores = {}, {}, {}, {}, {}
+local out, release, unlink, stopped, scores = {}, {}, {}, {}, {}
 for i = 1, (#KEYS - 2) / 2 do
   local a = 5 * i - 4
   local trigger, shadow = KEYS[2 * i + 1], KEYS[2 * i + 2]
@@ -20,7 +20,7 @@ for i = 1, (#KEYS - 2) / 2 do
     unlink[#unlink + 1] = trigger
     if v[3] then
       unlink[#unlink + 1] = shadow
-      members[#members + 1] = ARGV[a]
+      stopped[#stopped + 1] = ARGV[a]
       out[i] = 2
     else
       local at = int(now + tonumber(ARGV[a + 4]))
@@ -31,16 +31,8 @@ for i = 1, (#KEYS - 2) / 2 do
     end
   end
 end
-if #unlink > 0 then
-  each('UNLINK', nil, unlink)
-end
-if #members > 0 then
-  each('ZREM', KEYS[1], members)
-  pcall(each, 'ZREM', KEYS[2], members)
-end
-if #scores > 0 then
-  each('ZADD', KEYS[1], scores)
-end
+remove(KEYS[1], KEYS[2], unlink, stopped)
+each('ZADD', KEYS[1], scores)
 for _, r in ipairs(release) do
   redis.call('HDEL', r[2], 'k', 'c')
   if r[4] then

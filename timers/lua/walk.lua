@@ -1,12 +1,6 @@
 -- Stands before the scripts that walk the keyspace: what does not fit together, said once
 -- for the one that mends it and the one that only tells.
 
--- What a script of ours writes; of a foreign hand there may be "nan" or " 5", which Lua
--- takes for a number and ZADD does not, so that nothing behind it would ever be looked at.
-local function number(v)
-  return v and #v <= 16 and string.match(v, '^%d+$')
-end
-
 -- Looks at a stretch of the keys that begin with base and gives the next cursor. For each
 -- of them it calls visit with the key, its member, the score that the backup set due has
 -- for it or false, what is amiss or nil, and the due time of a shadow that is whole:
@@ -35,7 +29,7 @@ local function walk(base, cursor, count, due, dead, visit)
         if shadow then
           v = redis.pcall('HMGET', key, 'd', 'r', 'p', 'f')
         end
-        if v and not v.err and number(v[1]) and number(v[2]) and v[3] then
+        if v and not v.err and moment(v[1]) and number(v[2]) and v[3] then
           at = v[1]
           if not v[4] then
             amiss = 'unknown'

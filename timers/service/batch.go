@@ -16,9 +16,11 @@ type batcher[T sized] struct {
 	workers  int
 	maxBytes int64 // of what waits
 
-	queue  chan T
-	bytes  atomic.Int64
-	closed atomic.Bool // work has ended: nobody would carry it out
+	queue chan T
+	bytes atomic.Int64
+
+	adding sync.RWMutex // held to read by who adds
+	closed bool         // work has ended: nobody would carry it out
 }
 
 // sized is what a batcher can hold: size is about its payload in bytes.
@@ -30,7 +32,9 @@ func newBatcher[T sized](workers, most int, run func(context.Context, []T)) *bat
 
 // add queues the item, or says that there is no room.
 func (b *batcher[T]) add(item T) bool {
-	if b.closed.Load() {
+	b.adding.RLock()
+	defer b.adding.RUnlock()
+	if b.closed {
 		return false
 	}
 	n := int64(item.size())
@@ -49,7 +53,9 @@ func (b *batcher[T]) add(item T) bool {
 
 // rest is what came in while work ended; it is called after that.
 func (b *batcher[T]) rest() []T {
-	b.closed.Store(true)
+	b.adding.Lock()
+	b.closed = true
+	b.adding.Unlock()
 	var items []T
 	for {
 		select {

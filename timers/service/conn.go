@@ -238,6 +238,17 @@ func (g *gate) set(open bool) {
 	}
 }
 
+// openWhile opens the gate for a server that has just answered, and says whether it
+// stays open: the connection may be cut since, and who hears of that have been first.
+func (g *gate) openWhile(connected func() bool) bool {
+	g.set(true)
+	if connected() {
+		return true
+	}
+	g.set(false)
+	return false
+}
+
 func (g *gate) isOpen() bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()

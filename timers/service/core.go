@@ -175,7 +175,7 @@ func (c *Core) deliver(ctx context.Context, batch []coreAttempt) {
 			err := c.nc.FlushWithContext(again)
 			cancel()
 			if err == nil {
-				c.gate.set(true)
+				c.gate.openWhile(c.nc.IsConnected)
 				return
 			}
 		}

@@ -265,21 +265,23 @@ func (j *JetStream) check(ctx context.Context) time.Duration {
 	flush, cancel := context.WithTimeout(ctx, 2*time.Second)
 	err := j.nc.FlushWithContext(flush)
 	cancel()
+	if ctx.Err() != nil {
+		return lookAgain // what fails at the end of the process says nothing of NATS
+	}
 	if err != nil {
 		j.gate.set(false)
 		j.setHealth(wire.HealthDown, "NATS does not answer: "+err.Error())
 		return lookAgain
 	}
-	j.gate.set(true)
-	if !j.nc.IsConnected() {
-		// Cut since it answered, and the handler may have been first.
-		j.gate.set(false)
+	if !j.gate.openWhile(j.nc.IsConnected) {
 		return lookAgain
 	}
 	find, cancel := context.WithTimeout(ctx, 3*time.Second)
 	defer cancel()
 	s, err := findStream(find, j.nc.Conn, j.prefix, j.cfg)
 	switch {
+	case ctx.Err() != nil:
+		return lookAgain // likewise
 	case err == nil:
 		if s.made {
 			j.logger.Warn("the stream was gone and has been made again", "stream", s.name)

@@ -1,13 +1,16 @@
 package service
 
 import (
+	"context"
 	"log/slog"
 	"testing"
+	"time"
 
 	"github.com/nats-io/nats.go"
 	"github.com/stretchr/testify/require"
 
 	"github.com/lapse-timers/lapse/timers"
+	"github.com/lapse-timers/lapse/timers/timerstest"
 	"github.com/lapse-timers/lapse/timers/wire"
 )
 
@@ -62,4 +65,34 @@ func TestAnnouncementsDoNotJudgeTheFiring(t *testing.T) {
 	d, j = answered(true, stored())
 	require.Equal(t, timers.Delivered, d.Outcome)
 	require.Zero(t, j.full)
+}
+
+// The connection may be cut between the answer that opens the gate and the gate,
+// when the handler that shuts it has been there already.
+func TestGateStaysShutWithoutAConnection(t *testing.T) {
+	var g gate
+	require.False(t, g.openWhile(func() bool {
+		require.True(t, g.isOpen(), "a cut after this look is heard by the handler")
+		return false
+	}))
+	require.False(t, g.isOpen())
+	require.True(t, g.openWhile(func() bool { return true }))
+	require.True(t, g.isOpen())
+}
+
+// A look that ends with the process is no news of NATS.
+func TestLookThatEndsWithTheProcessSaysNothing(t *testing.T) {
+	ns := timerstest.NATS(t)
+	c, err := Connect(ConnConfig{URL: ns.URL()}, "test", true)
+	require.NoError(t, err)
+	defer c.Close()
+	var log timerstest.Log
+	j, err := NewJetStream(t.Context(), c, "timers", StreamConfig{Name: "TIMERS", Replicas: 1, Duplicates: time.Minute}, time.Second, slog.New(slog.NewTextHandler(&log, nil)))
+	require.NoError(t, err)
+	ctx, end := context.WithCancel(t.Context())
+	end()
+	j.check(ctx)
+	require.Equal(t, wire.HealthOK, j.Health().Status)
+	require.Empty(t, log.String())
+	require.True(t, j.Ready())
 }

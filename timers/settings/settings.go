@@ -27,6 +27,10 @@ const Embedded = "embedded"
 // MinHTTPToken is the fewest characters of LAPSE_HTTP_TOKEN.
 const MinHTTPToken = 16
 
+// maxHTTPToken is the most characters of it: a longer one would not fit into the
+// headers that the HTTP server reads.
+const maxHTTPToken = 1024
+
 // maxStreamName is the longest name of a stream that NATS takes, in bytes.
 const maxStreamName = 255
 
@@ -93,6 +97,7 @@ func (c *Settings) Check() error {
 		within("REQUEST_TIMEOUT", c.RequestTimeout, 10*time.Millisecond, time.Hour),
 		within("SHUTDOWN_GRACE", c.ShutdownGrace, 0, time.Hour),
 		within("STREAM_MAX_AGE", c.StreamMaxAge, 0, 100*365*day),
+		within("STREAM_DUPLICATES", c.StreamDups, 0, 100*365*day),
 	}
 	if err := wire.CheckPrefix(c.Prefix); err != nil {
 		errs = append(errs, fmt.Errorf("LAPSE_PREFIX: %w", err))
@@ -100,7 +105,9 @@ func (c *Settings) Check() error {
 	if _, err := metrics.ParseTopics(c.MetricsTopics); err != nil {
 		errs = append(errs, fmt.Errorf("LAPSE_METRICS_TOPICS=%+q: %w", c.MetricsTopics, err))
 	}
-	if n := utf8.RuneCountInString(c.HTTPToken); c.HTTPToken != "" && n < MinHTTPToken {
+	if n := utf8.RuneCountInString(c.HTTPToken); n > maxHTTPToken {
+		errs = append(errs, fmt.Errorf("LAPSE_HTTP_TOKEN has %d characters: want at most %d, such as the output of: openssl rand -hex 16", n, maxHTTPToken))
+	} else if c.HTTPToken != "" && n < MinHTTPToken {
 		errs = append(errs, fmt.Errorf("LAPSE_HTTP_TOKEN has %d characters: want at least %d, such as the output of: openssl rand -hex 16", n, MinHTTPToken))
 	} else if strings.ContainsFunc(c.HTTPToken, func(r rune) bool { return r <= ' ' || r > '~' }) {
 		errs = append(errs, errors.New("LAPSE_HTTP_TOKEN holds a space or a character that is not ASCII, which no header carries: want letters, digits and punctuation"))

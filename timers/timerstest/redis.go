@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"net"
+	"os"
 	"os/exec"
 	"path/filepath"
 	"strconv"
@@ -12,6 +13,8 @@ import (
 	"time"
 
 	"github.com/redis/go-redis/v9"
+
+	"github.com/lapse-timers/lapse/timers/timerstest/faultproxy"
 )
 
 // RedisServer is a redis-server with the shipped redis.conf and a directory of
@@ -142,6 +145,23 @@ func (s *RedisServer) options() *redis.Options {
 		o.Network = "unix"
 	}
 	return o
+}
+
+// RedisProxy puts a proxy before the server, which passes everything until the
+// test has it do otherwise. It ends with the test.
+func RedisProxy(t testing.TB, to *RedisServer) *faultproxy.Redis {
+	t.Helper()
+	top, err := root()
+	if err != nil {
+		t.Fatal(err)
+	}
+	o := to.options()
+	p, err := faultproxy.NewRedis(o.Network, o.Addr, os.DirFS(filepath.Join(top, "timers", "lua")))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(p.Close)
+	return p
 }
 
 func freePort() (int, error) {

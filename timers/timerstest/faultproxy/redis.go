@@ -24,6 +24,9 @@ type Redis struct {
 	dir     string
 	scripts map[string]string
 	cuts    atomic.Int64
+
+	swallows  atomic.Bool
+	swallowed atomic.Int64
 }
 
 // Command is one command on its way to Redis.
@@ -85,6 +88,14 @@ func (p *Redis) socket() string { return filepath.Join(p.dir, "proxy.sock") }
 
 // Cuts is how many replies were cut or dropped.
 func (p *Redis) Cuts() int64 { return p.cuts.Load() }
+
+// Swallow says whether the proxy keeps the messages of subscriptions to itself
+// from now on, while confirmations, answers to pings and everything else pass: a
+// subscription that is deaf and shows it nowhere.
+func (p *Redis) Swallow(yes bool) { p.swallows.Store(yes) }
+
+// Swallowed is how many messages were kept.
+func (p *Redis) Swallowed() int64 { return p.swallowed.Load() }
 
 func hashOf(text string) string { return fmt.Sprintf("%x", sha1.Sum([]byte(text))) } //nolint:gosec // as above
 
@@ -192,6 +203,10 @@ func (c *redisConn) write(b []byte) bool {
 func (p *Redis) reply(c *redisConn, reply []byte, first string) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	if first == "message" && p.swallows.Load() {
+		p.swallowed.Add(1)
+		return true
+	}
 	if len(c.waiting) == 0 || first == "message" {
 		return c.write(reply)
 	}

@@ -12,7 +12,6 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"strings"
-	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -37,24 +36,7 @@ type world struct {
 	nc    *nats.Conn
 	reads atomic.Int64 // of the status
 	dials atomic.Int64
-	log   logged
-}
-
-type logged struct {
-	mu sync.Mutex
-	b  strings.Builder
-}
-
-func (l *logged) Write(p []byte) (int, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.b.Write(p)
-}
-
-func (l *logged) String() string {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.b.String()
+	log   timerstest.Log
 }
 
 func newWorld(t *testing.T, change func(*Options)) *world {
