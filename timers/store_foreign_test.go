@@ -155,3 +155,61 @@ func TestPatrolGoesOnThoughTheDeadAreOfAForeignType(t *testing.T) {
 	require.Equal(t, 1, patrol(), "the dead one has its place again")
 	timerstest.CheckInvariants(t, r.rdb, prefix)
 }
+
+// Lua takes these for numbers, ZADD does not: met in the midst of a batch they must not
+// keep the rest from what was asked for. Of the counter they would make every rev the same.
+func TestForeignNumbersHoldUpNobody(t *testing.T) {
+	t.Parallel()
+	for _, number := range []string{"nan", "inf", "-5", " 5", "0x10", "1e300", "10000000000000000"} {
+		r := newRig(t)
+		require.NoError(t, r.rdb.Set(t.Context(), r.keys.Rev(0), number, 0).Err())
+		for _, id := range []string{"broken", "dead", "lapsed", "next"} {
+			r.set(id, 0, "x")
+		}
+		first := r.get("next").Rev
+		r.past(r.set("next", 0, "x").Due)
+		require.Greater(t, r.get("next").Rev, first, number)
+		spoil := func(id string) {
+			require.NoError(t, r.rdb.HSet(t.Context(), r.keys.Shadow(ref(id)), "d", number).Err())
+		}
+
+		spoil("broken")
+		claims := r.claim("gone.1", time.Minute, "broken", "dead", "lapsed", "next").Claims
+		require.Len(t, claims, 3, number)
+		require.EqualValues(t, 3, r.rdb.ZCard(t.Context(), r.keys.Tried(0)).Val(), "where a rescue finds them: %s", number)
+		spoil("dead")
+		require.False(t, r.bury(claims[0], false, "no"), number)
+		spoil("lapsed")
+		n, err := r.store.Rescue(t.Context(), 0, "gone")
+		require.NoError(t, err, number)
+		require.Equal(t, 1, n, number)
+		require.Equal(t, timers.CancelTooLate, r.cancel("next").Outcome, number)
+		require.Equal(t, timers.CancelTooLate, r.cancel("lapsed").Outcome, number)
+		r.ack(claims[1])
+		r.ack(claims[2])
+		r.clean()
+	}
+}
+
+// A right that is taken away while Lapse runs: nothing is claimed, and nothing looks as if
+// it were, so that the next look says what is refused, and fires once it may.
+func TestClaimThatMayNotBeWritten(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	r.past(r.set("a", 0, "x").Due)
+	right := func(rule string) {
+		require.NoError(t, r.rdb.Do(t.Context(), "ACL", "SETUSER", "default", rule).Err())
+	}
+	right("-hset")
+	for _, token := range []string{"a", "b"} {
+		_, err := r.store.Claim(t.Context(), 0, time.Hour, token, false, 1<<20, refs("a"))
+		require.NotEmpty(t, timers.LastingRefusal(err), "%v", err)
+	}
+	require.Equal(t, timers.Scheduled, r.get("a").State)
+	right("+hset")
+	claims := r.claim("c", time.Hour, "a").Claims
+	require.Len(t, claims, 1)
+	require.False(t, claims[0].Unsure)
+	r.ack(claims[0])
+	r.clean()
+}

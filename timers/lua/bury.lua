@@ -25,7 +25,7 @@ for i = 1, (#KEYS - 3) / 2 do
     if v[2] == ARGV[a + 2] then
       unlink[#unlink + 1] = trigger
       members[#members + 1] = member
-      if v[3] or not tonumber(v[4] or '') then
+      if v[3] or not whole(v[4]) then
         unlink[#unlink + 1] = shadow
         removed[#removed + 1] = member
         out[i] = 2

@@ -21,7 +21,7 @@ for i = 1, (#KEYS - 3) / 2 do
   local v = redis.pcall('HMGET', shadow, 'r', 'k', 'u', 'f')
   local score = tonumber(redis.call('ZSCORE', KEYS[1], member) or '')
   local remove = true
-  if v.err or not tonumber(v[1]) then
+  if v.err or not whole(v[1]) then
     out[i + 1] = {0, 0}
     dead[#dead + 1] = member -- a name without a timer, by a foreign hand
     remove = v.err or v[1] or score

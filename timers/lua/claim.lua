@@ -40,7 +40,7 @@ end
 -- Decides on one timer whose score has come, or is missing.
 local function decide(i, member, score, shadow)
   local v = redis.pcall('HMGET', shadow, 'r', 'd', 'p', 'h', 'a')
-  local rev, d, payload, headers = tonumber(v[1] or ''), tonumber(v[2] or ''), v[3], v[4] or ''
+  local rev, d, payload, headers = whole(v[1]), whole(v[2]), v[3], v[4] or ''
   -- What only a claim or a burial writes is there after the first one: k, u, x, c, f.
   local before = v[5] and redis.call('HMGET', shadow, 'k', 'u', 'x', 'c', 'f') or untried
   local attempt = tonumber(v[5] or '') or 0
@@ -84,7 +84,7 @@ local function decide(i, member, score, shadow)
       due[#due + 1] = member
       tried[#tried + 1] = v[2]
       tried[#tried + 1] = member
-      claimed[#claimed + 1] = {shadow, attempt, unsure}
+      claimed[#claimed + 1] = {shadow, attempt, unsure, member, score}
       out[i + 2] = {rev, d, attempt, before[1] and 2 or before[2] and 1 or 0, now, payload, headers}
     end
   end
@@ -117,11 +117,20 @@ end
 if #tried > 0 then
   pcall(each, 'ZADD', KEYS[2], tried) -- a foreign type there must not keep timers from firing
 end
-for _, c in ipairs(claimed) do
+for i, c in ipairs(claimed) do
+  local answer
   if c[3] then
-    redis.call('HSET', c[1], 'a', c[2], 'k', token, 'c', now_s, 'u', '1')
+    answer = redis.pcall('HSET', c[1], 'a', c[2], 'k', token, 'c', now_s, 'u', '1')
   else
-    redis.call('HSET', c[1], 'a', c[2], 'k', token, 'c', now_s)
+    answer = redis.pcall('HSET', c[1], 'a', c[2], 'k', token, 'c', now_s)
+  end
+  if type(answer) == 'table' then
+    -- The right was taken away. Without a token nobody holds these: left where the
+    -- lease ends, they would look as if nothing were due, and be that late.
+    for j = i, #claimed do
+      redis.call('ZADD', KEYS[1], int(claimed[j][5]), claimed[j][4])
+    end
+    return answer
   end
 end
 return out

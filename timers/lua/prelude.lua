@@ -21,6 +21,12 @@ local function int(n)
   return string.format('%.0f', n)
 end
 
+-- Reads a number as our scripts write it. A foreign hand may have left "nan" or " 5", which
+-- Lua takes for numbers and ZADD refuses, in the midst of a batch.
+local function whole(v)
+  return v and #v <= 16 and string.match(v, '^%d+$') and tonumber(v) or nil
+end
+
 -- Calls name with key and a list of any length: unpack has a limit of some
 -- thousand values, 1,000 leaves room.
 local function each(name, key, list)

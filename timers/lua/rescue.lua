@@ -12,7 +12,7 @@
 local mine, scores = ARGV[1] .. '.', {}
 for i = 2, #ARGV do
   local v = redis.pcall('HMGET', KEYS[i], 'k', 'd')
-  if not v.err and v[1] and string.sub(v[1], 1, #mine) == mine and tonumber(v[2] or '') then
+  if not v.err and v[1] and string.sub(v[1], 1, #mine) == mine and whole(v[2]) then
     scores[#scores + 1] = v[2]
     scores[#scores + 1] = ARGV[i]
   end

@@ -19,7 +19,7 @@ for i = 1, (#KEYS - 3) / 2 do
   local member = ARGV[i]
   local trigger, shadow = KEYS[2 * i + 2], KEYS[2 * i + 3]
   local v = redis.pcall('HMGET', shadow, 'r', 'd', 'f', 'k', 'u')
-  local rev, d = tonumber(v[1] or ''), tonumber(v[2] or '')
+  local rev, d = whole(v[1]), whole(v[2])
   if v.err or not rev or not d then
     out[i + 1] = {0, 0, 0, 0}
     gone[#gone + 1] = member -- a name without a timer, by a foreign hand
