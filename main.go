@@ -372,6 +372,7 @@ func runService(ctx context.Context, cfg settings.Settings, logger *slog.Logger,
 	select {
 	case <-ctx.Done():
 	case err = <-ended:
+	case err = <-in.crew.Foreign():
 	case err = <-in.nc.Lost():
 	case err = <-delivery.Lost(): // deaf or mute for good, it would only look alive
 	}
@@ -573,7 +574,7 @@ func (in *instance) inspect(ctx context.Context) (wire.HealthReply, timers.Serve
 	return health.Inspect(ctx, &in.phase, func() health.Parts {
 		return health.Parts{
 			Redis:       func(ctx context.Context) (timers.Server, error) { return timers.Inspect(ctx, in.rdb) },
-			MinReplicas: in.cfg.MinReplicas, Refused: in.refused.Why, NATS: in.service.Health, Stream: in.pub.Health,
+			MinReplicas: in.cfg.MinReplicas, Refused: in.refused.Why, Unwritten: in.crew.Unsigned, NATS: in.service.Health, Stream: in.pub.Health,
 			Listening: func() (bool, string) { h := in.listener.Health(); return h.OK, h.Why },
 		}
 	})
