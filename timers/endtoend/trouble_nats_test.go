@@ -172,6 +172,37 @@ func TestStreamIsDeleted(t *testing.T) {
 	ready(t, l, 200)
 }
 
+// What is stored without an acknowledgement would be stored again and again.
+func TestStreamIsToldNotToAcknowledge(t *testing.T) {
+	t.Parallel()
+	rs, ns := timerstest.Redis(t), timerstest.NATS(t)
+	l := timerstest.LapseOn(t, rs.URL(), ns.URL(), "LAPSE_LEASE=1s", "LAPSE_RETRY_MAX=100ms")
+	nc := ns.Connect(t)
+	c := newClient(t, nc)
+	js, err := jetstream.New(nc)
+	require.NoError(t, err)
+	noAck := func(is bool) {
+		s, err := js.Stream(t.Context(), "TIMERS")
+		require.NoError(t, err)
+		config := s.CachedInfo().Config
+		config.NoAck = is
+		_, err = js.UpdateStream(t.Context(), config)
+		require.NoError(t, err)
+	}
+	noAck(true)
+	a := newAttempts()
+	a.setMany(t, c, "mute", 1, nil, func(int) client.When { return client.In(0) })
+	readySays(t, l, 503, "does not acknowledge")
+	tries, err := nc.SubscribeSync("timers.fired.>")
+	require.NoError(t, err)
+	a.setMany(t, c, "after", 1, nil, func(int) client.When { return client.In(0) })
+	_, err = tries.NextMsg(3 * time.Second)
+	require.ErrorIs(t, err, nats.ErrTimeout, "nothing is published that cannot be confirmed")
+	noAck(false)
+	a.allOnce(t, nc, rs.Client())
+	ready(t, l, 200)
+}
+
 func TestStreamIsFull(t *testing.T) {
 	t.Parallel()
 	rs, ns := timerstest.Redis(t), timerstest.NATS(t)

@@ -44,6 +44,7 @@ type JetStream struct {
 	wake   chan struct{} // one slot: look at the connection and the stream
 	lower  atomic.Bool   // the stream refused a message for its size since the last look at its limit
 	limit  sync.Mutex    // held by who looks at it for that reason
+	mute   bool          // the stream was told not to acknowledge; of watchStream alone
 
 	mu      sync.Mutex
 	next    uint64
@@ -52,6 +53,7 @@ type JetStream struct {
 	health  wire.HealthPart
 	denied  deniedSubjects
 	full    refusals
+	silent  silence
 	strange atomic.Int64 // replies that were no acknowledgement of ours
 }
 
@@ -136,6 +138,10 @@ func (j *JetStream) Health() wire.HealthPart {
 	defer j.mu.Unlock()
 	if j.health.Status != wire.HealthOK {
 		return j.health
+	}
+	if j.silent.lasts() {
+		return wire.HealthPart{Status: wire.HealthDown, Why: "NATS answers and stream " + j.stream.Load().name + " acknowledges nothing; if the log of the NATS server speaks of a " +
+			"critical write error (a full disk), make room and restart that server: until then it stores nothing"}
 	}
 	if h := j.full.health(); h.Status != wire.HealthOK {
 		return h
@@ -270,10 +276,7 @@ func (j *JetStream) check(ctx context.Context) time.Duration {
 		j.setHealth(wire.HealthDown, "NATS does not answer: "+err.Error())
 		return lookAgain
 	}
-	j.gate.set(true)
-	if !j.nc.IsConnected() {
-		// Cut since it answered, and the handler may have been first.
-		j.gate.set(false)
+	if !j.open() {
 		return lookAgain
 	}
 	find, cancel := context.WithTimeout(ctx, 3*time.Second)
@@ -285,14 +288,31 @@ func (j *JetStream) check(ctx context.Context) time.Duration {
 			j.logger.Warn("the stream was gone and has been made again", "stream", s.name)
 		}
 		j.stream.Store(&s)
+		j.mute = false
+		j.open()
 		j.setHealth(wire.HealthOK, "")
 		return lookEvery
 	case errors.Is(err, context.DeadlineExceeded):
 		j.setHealth(wire.HealthDegraded, "the JetStream API does not answer; what the stream acknowledges is delivered all the same")
 	default:
+		j.mute = s.mute
+		j.open()
 		j.setHealth(wire.HealthDown, err.Error())
 	}
 	return time.Second
+}
+
+// open opens the gate, but shuts it while the stream does not acknowledge: what it
+// stores then can never be known, and each copy after the duplicate window is
+// stored once more. It says whether NATS is still connected.
+func (j *JetStream) open() bool {
+	j.gate.set(!j.mute)
+	if !j.nc.IsConnected() {
+		// Cut since it answered, and the handler may have been first.
+		j.gate.set(false)
+		return false
+	}
+	return true
 }
 
 func (j *JetStream) setHealth(status, why string) {
@@ -389,11 +409,28 @@ func (j *JetStream) plainAck(b []byte) bool {
 	return true
 }
 
+// silence is what is known of acknowledgements that did not come. Those of one stall
+// of NATS are missed together; it lasts when what was sent after that is missed as well.
+type silence struct {
+	since, last time.Time // when one was missed first, and last
+	again       bool      // also one that was sent after the first was missed
+}
+
+func (s *silence) add(sent, now time.Time) {
+	if s.since.IsZero() || now.Sub(s.last) > refusedFor {
+		*s = silence{since: now}
+	}
+	s.last, s.again = now, s.again || sent.After(s.since)
+}
+
+func (s *silence) lasts() bool { return s.again && time.Since(s.last) < refusedFor }
+
 // refused notes that the stream does not store a fire, since it is full or for another
 // reason of its own, which only attempts can tell.
 func (j *JetStream) refused(err error) {
 	j.mu.Lock()
 	first := j.full.add(err.Error())
+	j.silent = silence{} // it answers, whatever it says
 	j.mu.Unlock()
 	if first {
 		j.logger.Warn("the stream refuses fired timers; they are kept and tried again", "why", err.Error())
@@ -407,6 +444,9 @@ func (j *JetStream) settle(a *attempt, d timers.Delivery) {
 	a.done = nil
 	if d.Outcome == timers.Delivered && !a.dead {
 		j.full.delivered = time.Now()
+	}
+	if d.Outcome == timers.Delivered {
+		j.silent = silence{}
 	}
 	delete(j.pending, a.id)
 	for len(j.queue) > 0 && j.queue[0].done == nil {
@@ -434,6 +474,7 @@ func (j *JetStream) expire(now time.Time) int {
 			if !a.dead {
 				fires++
 			}
+			j.silent.add(a.deadline.Add(-j.wait), now)
 		}
 	}
 	j.mu.Unlock()
