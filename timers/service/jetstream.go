@@ -54,6 +54,7 @@ type JetStream struct {
 	denied  deniedSubjects
 	full    refusals
 	silent  silence
+	deaf    string       // a subscription that NATS refuses; acknowledgements do not come
 	strange atomic.Int64 // replies that were no acknowledgement of ours
 }
 
@@ -98,8 +99,12 @@ func NewJetStream(ctx context.Context, nc *Conn, prefix wire.Prefix, cfg StreamC
 		j.gate.set(false)
 		j.failAll(errors.New("the connection to NATS was cut"))
 	})
-	nc.OnReconnect(func() { j.look() })
+	nc.OnReconnect(func() {
+		j.setDeaf("")
+		j.look()
+	})
 	nc.OnError(j.asyncError)
+	nc.Resubscribes()
 	j.gate.set(true)
 	return j, nil
 }
@@ -138,6 +143,9 @@ func (j *JetStream) Health() wire.HealthPart {
 	defer j.mu.Unlock()
 	if j.health.Status != wire.HealthOK {
 		return j.health
+	}
+	if j.deaf != "" {
+		return notPermitted(j.deaf)
 	}
 	if j.silent.lasts() {
 		return wire.HealthPart{Status: wire.HealthDown, Why: "NATS answers and stream " + j.stream.Load().name + " acknowledges nothing; if the log of the NATS server speaks of a " +
@@ -302,11 +310,14 @@ func (j *JetStream) check(ctx context.Context) time.Duration {
 	return time.Second
 }
 
-// open opens the gate, but shuts it while the stream does not acknowledge: what it
-// stores then can never be known, and each copy after the duplicate window is
-// stored once more. It says whether NATS is still connected.
+// open opens the gate, but shuts it while the stream does not acknowledge or no
+// acknowledgement is let through: what is stored then can never be known, and each
+// copy after the duplicate window is stored once more. It says whether NATS is connected.
 func (j *JetStream) open() bool {
-	j.gate.set(!j.mute)
+	j.mu.Lock()
+	deaf := j.deaf != ""
+	j.mu.Unlock()
+	j.gate.set(!j.mute && !deaf)
 	if !j.nc.IsConnected() {
 		// Cut since it answered, and the handler may have been first.
 		j.gate.set(false)
@@ -409,22 +420,6 @@ func (j *JetStream) plainAck(b []byte) bool {
 	return true
 }
 
-// silence is what is known of acknowledgements that did not come. Those of one stall
-// of NATS are missed together; it lasts when what was sent after that is missed as well.
-type silence struct {
-	since, last time.Time // when one was missed first, and last
-	again       bool      // also one that was sent after the first was missed
-}
-
-func (s *silence) add(sent, now time.Time) {
-	if s.since.IsZero() || now.Sub(s.last) > refusedFor {
-		*s = silence{since: now}
-	}
-	s.last, s.again = now, s.again || sent.After(s.since)
-}
-
-func (s *silence) lasts() bool { return s.again && time.Since(s.last) < refusedFor }
-
 // refused notes that the stream does not store a fire, since it is full or for another
 // reason of its own, which only attempts can tell.
 func (j *JetStream) refused(err error) {
@@ -499,6 +494,11 @@ func (j *JetStream) failAll(err error) {
 // asyncError hears that the server refused a publish. It says so once for each
 // message and in their order, so the oldest attempt on the subject is meant.
 func (j *JetStream) asyncError(_ *nats.Subscription, err error) {
+	if right, subject, ok := deniedRight(err); ok && right == rightToSubscribe {
+		j.setDeaf(subject)
+		j.gate.set(false)
+		return
+	}
 	subject, ok := deniedSubject(err)
 	dead := strings.HasPrefix(subject, j.prefix.Dead("")+".")
 	if !ok || !dead && !strings.HasPrefix(subject, j.prefix.Fired("")+".") {
@@ -522,6 +522,12 @@ func (j *JetStream) asyncError(_ *nats.Subscription, err error) {
 	}
 }
 
+func (j *JetStream) setDeaf(subject string) {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	j.deaf = subject
+}
+
 func sayDenied(logger *slog.Logger, subject string, dead bool) {
 	if dead {
 		logger.Error("NATS does not permit announcing dead timers; lapse list shows them", "subject", subject)
@@ -534,67 +540,4 @@ func sayDenied(logger *slog.Logger, subject string, dead bool) {
 func deniedSubject(err error) (string, bool) {
 	right, subject, ok := deniedRight(err)
 	return subject, ok && right == rightToPublish
-}
-
-// refusedFor is how long a refused publish shows in the health. Back-off ends
-// at 30 s, so one that goes on shows all the time.
-const refusedFor = time.Minute
-
-// refusals remembers that the stream refused lately. Its owner guards it.
-type refusals struct {
-	at, delivered time.Time // when it last refused, and last stored
-	why           string
-}
-
-func (r *refusals) add(why string) (first bool) {
-	first = time.Since(r.at) > refusedFor
-	r.at, r.why = time.Now(), why
-	return first
-}
-
-func (r *refusals) health() wire.HealthPart {
-	switch {
-	case r.why == "" || time.Since(r.at) > refusedFor:
-		return wire.HealthPart{Status: wire.HealthOK}
-	case r.at.Sub(r.delivered) > time.Second:
-		return wire.HealthPart{Status: wire.HealthDown, Why: r.why}
-	}
-	// Some are stored: it refuses one subject, or there is room again.
-	return wire.HealthPart{Status: wire.HealthDegraded, Why: r.why}
-}
-
-// deniedSubjects remembers which subjects NATS refused lately. Its owner
-// guards it.
-type deniedSubjects struct {
-	at      time.Time
-	subject string
-	said    map[string]bool // subjects that were logged since the first of them
-}
-
-// deniedSaid is how many subjects are logged: each topic is one, and its timers
-// are refused again and again.
-const deniedSaid = 16
-
-func (d *deniedSubjects) add(subject string) (first bool) {
-	if d.said == nil || time.Since(d.at) > refusedFor {
-		d.said = map[string]bool{}
-	}
-	d.at, d.subject = time.Now(), subject
-	if d.said[subject] || len(d.said) == deniedSaid {
-		return false
-	}
-	d.said[subject] = true
-	return true
-}
-
-func (d *deniedSubjects) health() wire.HealthPart {
-	if d.subject == "" || time.Since(d.at) > refusedFor {
-		return wire.HealthPart{Status: wire.HealthOK}
-	}
-	more := ""
-	if n := len(d.said) - 1; n > 0 {
-		more = fmt.Sprintf(" and at least %d more subjects", n)
-	}
-	return wire.HealthPart{Status: wire.HealthDegraded,
-		Why: fmt.Sprintf("NATS does not permit publishing to %s%s; allow the user of Lapse to publish to it", d.subject, more)}
 }
