@@ -110,7 +110,7 @@ func buildVersion() string {
 	return "0.1.0-dev"
 }
 
-const settingsPrefix = "LAPSE"
+const settingsPrefix = "LAPSE_"
 
 // injected are names that Kubernetes sets in every pod next to a Service
 // called lapse or lapse-something
@@ -126,14 +126,14 @@ func readConfig(environ []string) (settings.Settings, error) {
 	}
 	for _, kv := range environ {
 		name, _, _ := strings.Cut(kv, "=")
-		if strings.HasPrefix(name, settingsPrefix+"_") && !slices.Contains(known, name) && !injected.MatchString(name) {
-			if near := nearest(name, known); 2*levenshtein.ComputeDistance(name, near) <= len(name)-len(settingsPrefix) {
+		if strings.HasPrefix(name, settingsPrefix) && !slices.Contains(known, name) && !injected.MatchString(name) {
+			if near := nearest(name, known); 2*levenshtein.ComputeDistance(name, near) <= len(name)-len("LAPSE") {
 				return cfg, fmt.Errorf("%s is no setting; the nearest is %s (lapse help lists all)", name, near)
 			}
 			return cfg, fmt.Errorf("%s is no setting, and none is like it (lapse help lists all)", name)
 		}
 	}
-	if err := envconfig.Process(settingsPrefix, &cfg); err != nil {
+	if err := envconfig.Process("", &cfg); err != nil {
 		var pe *envconfig.ParseError
 		if errors.As(err, &pe) {
 			// None of the settings that are parsed holds a secret.
@@ -155,7 +155,7 @@ func settingsTable() string {
 
 func usageText(format string) string {
 	var b strings.Builder
-	if err := envconfig.Usagef(settingsPrefix, &settings.Settings{}, &b, format); err != nil {
+	if err := envconfig.Usagef("", &settings.Settings{}, &b, format); err != nil {
 		panic(err) // the format is ours
 	}
 	return b.String()
@@ -371,6 +371,7 @@ func runService(ctx context.Context, cfg settings.Settings, logger *slog.Logger,
 	select {
 	case <-ctx.Done():
 	case err = <-ended:
+	case err = <-in.crew.Foreign():
 	case err = <-in.nc.Lost():
 	case err = <-delivery.Lost(): // deaf or mute for good, it would only look alive
 	}
@@ -572,7 +573,7 @@ func (in *instance) inspect(ctx context.Context) (wire.HealthReply, timers.Serve
 	return health.Inspect(ctx, &in.phase, func() health.Parts {
 		return health.Parts{
 			Redis:       func(ctx context.Context) (timers.Server, error) { return timers.Inspect(ctx, in.rdb) },
-			MinReplicas: in.cfg.MinReplicas, Refused: in.refused.Why, NATS: in.service.Health, Stream: in.pub.Health,
+			MinReplicas: in.cfg.MinReplicas, Refused: in.refused.Why, Unwritten: in.crew.Unsigned, NATS: in.service.Health, Stream: in.pub.Health,
 			Listening: func() (bool, string) { h := in.listener.Health(); return h.OK, h.Why },
 		}
 	})

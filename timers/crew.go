@@ -2,6 +2,7 @@ package timers
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"math"
@@ -49,9 +50,11 @@ type Crew struct {
 	kick  chan struct{} // one slot: sign now
 	view  atomic.Pointer[crewView]
 
-	leaving atomic.Bool
-	earlier []atomic.Int64 // per partition: due time that the others are to be told of
-	tell    chan struct{}  // one slot
+	leaving  atomic.Bool
+	foreign  chan error             // one slot
+	unsigned atomic.Pointer[string] // why Redis takes no sign, once that lasts
+	earlier  []atomic.Int64         // per partition: due time that the others are to be told of
+	tell     chan struct{}          // one slot
 
 	stats CrewStats
 }
@@ -75,6 +78,9 @@ const (
 	crewLife = 2 * time.Second
 	// crewBeat leaves room for a lost sign and its repetition.
 	crewBeat = 900 * time.Millisecond
+	// crewMute is how long no sign may be taken before that is said: a sign is the one
+	// write that is tried all the time.
+	crewMute = 2 * crewLife
 	// crewAnswer is how long a sign may take before it is tried again.
 	crewAnswer = 500 * time.Millisecond
 	crewRepeat = 150 * time.Millisecond
@@ -87,7 +93,7 @@ func NewCrew(store *Store, cfg CrewConfig) *Crew {
 	if cfg.Logger == nil {
 		cfg.Logger = slog.New(slog.DiscardHandler)
 	}
-	c := &Crew{store: store, cfg: cfg, kick: make(chan struct{}, 1), tell: make(chan struct{}, 1),
+	c := &Crew{store: store, cfg: cfg, kick: make(chan struct{}, 1), tell: make(chan struct{}, 1), foreign: make(chan error, 1),
 		earlier: make([]atomic.Int64, store.keys.Partitions())}
 	for i := range c.earlier {
 		c.earlier[i].Store(math.MaxInt64)
@@ -102,6 +108,20 @@ func (c *Crew) Size() int {
 	}
 	return 0
 }
+
+// Unsigned says that Redis has taken no sign of this instance for some seconds, and
+// why, or "". Redis may say that it is well then: CLIENT PAUSE, a failover, a want of
+// replicas or the reading of its file stop writes and not INFO.
+func (c *Crew) Unsigned() string {
+	if why := c.unsigned.Load(); why != nil {
+		return *why
+	}
+	return ""
+}
+
+// Foreign gives the reason once the data in Redis are of another deployment than
+// the one that this instance has begun with: it must not go on.
+func (c *Crew) Foreign() <-chan error { return c.foreign }
 
 // Stats are the totals so far.
 func (c *Crew) Stats() *CrewStats { return &c.stats }
@@ -187,9 +207,11 @@ func (c *Crew) Run(ctx context.Context) error {
 	wg.Go(func() { c.tellOthers(ctx) })
 
 	var (
-		signed  time.Time // when the last sign was sent that Redis took
-		watched time.Time // since when nobody can have signed unseen
+		signed  time.Time    // when the last sign was sent that Redis took
+		last    = time.Now() // likewise, or the start
+		watched time.Time    // since when nobody can have signed unseen
 		failing bool
+		confirm bool                // the deployment's record may be gone, too
 		told    string              // what the others were last told of
 		rescues = make(chan string) // instances that nothing is left of, or whose rescue failed
 		under   = map[string]bool{} // rescues under way
@@ -219,6 +241,10 @@ func (c *Crew) Run(ctx context.Context) error {
 			return nil
 		}
 		if err != nil {
+			if sent.Sub(last) > crewMute {
+				why := fmt.Sprintf("Redis answers and has carried out no write for %s: %s", sent.Sub(last).Round(time.Second), err)
+				c.unsigned.Store(&why)
+			}
 			// The others share without this one by now, and whom it knows may be
 			// dead. Alone it misses nothing.
 			if !failing && sent.Sub(signed) > crewLife && c.view.Swap(nil) != nil {
@@ -228,18 +254,20 @@ func (c *Crew) Run(ctx context.Context) error {
 			timer.Reset(crewRepeat)
 			continue
 		}
+		c.unsigned.Store(nil)
 		if failing {
 			failing = false
 			c.cfg.Logger.Info("the other instances know that this one lives")
 		}
 		if !signed.IsZero() && !held {
 			// Our own sign was lost or late, so theirs may have been too.
-			watched = sent
+			watched, confirm = sent, true
 		}
+		confirm = confirm && !c.confirmed(ctx)
 		if now := fmt.Sprint(fires); told != now && c.changed(ctx) {
 			told = now
 		}
-		signed = sent
+		signed, last = sent, sent
 		wait := crewBeat
 		firing := []string{}
 		if fires {
@@ -272,6 +300,27 @@ func (c *Crew) Run(ctx context.Context) error {
 		}
 		timer.Reset(wait)
 	}
+}
+
+// confirmed looks after the deployment's record, once this instance's own sign was
+// gone: so may be all that was there. It says whether that needs no repetition.
+func (c *Crew) confirmed(ctx context.Context) bool {
+	within, cancel := context.WithTimeout(ctx, crewAnswer)
+	defer cancel()
+	wrote, err := c.store.Confirm(within)
+	switch {
+	case errors.Is(err, ErrDeployment):
+		select {
+		case c.foreign <- err:
+		default:
+		}
+	case err != nil:
+		c.cfg.Logger.Debug("could not look at the deployment's record, trying again", "error", err)
+		return false
+	case wrote:
+		c.cfg.Logger.Warn("Redis has lost the deployment's record, and perhaps timers; the record has been written again")
+	}
+	return true
 }
 
 // changed tells the others to look at the crew, since they have to share anew.

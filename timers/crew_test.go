@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
 	"github.com/lapse-timers/lapse/timers"
@@ -214,6 +215,29 @@ func TestLostSignsAreNoDeath(t *testing.T) {
 }
 
 // What a stop could not settle is given back at once.
+// Redis is emptied under the instances, or replaced: their record comes back, so that the
+// next one joins them, and where another's stands they say so.
+func TestRecordOfAnEmptiedRedis(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	m := r.crewOf(1)[0]
+	record := func() string { return r.rdb.HGet(t.Context(), r.keys.Meta(), "deployment").Val() }
+	require.NoError(t, r.rdb.FlushDB(t.Context()).Err())
+	timerstest.Eventually(t, 10*time.Second, "the record", func() bool { return record() == r.store.Deployment() })
+	next := timers.NewStore(r.rdb, r.keys)
+	require.NoError(t, next.Open(t.Context()))
+	require.Equal(t, r.store.Deployment(), next.Deployment())
+	require.Empty(t, m.Foreign())
+
+	_, err := r.rdb.TxPipelined(t.Context(), func(p redis.Pipeliner) error {
+		p.FlushDB(t.Context())
+		return p.HSet(t.Context(), r.keys.Meta(), "version", "1", "partitions", "2", "deployment", "other").Err()
+	})
+	require.NoError(t, err)
+	require.ErrorIs(t, <-m.Foreign(), timers.ErrDeployment)
+	require.Equal(t, "other", record())
+}
+
 func TestLeaveGivesClaimsBack(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)

@@ -58,25 +58,14 @@ func (s *Store) Deployment() string { return s.id }
 // work with.
 var ErrDeployment = errors.New("the data in Redis belongs to another kind of deployment")
 
-// Open reads the deployment's record, or writes it when this is the first
-// instance, and asks for the rights that the scripts need. Errors match
-// [ErrDeployment] for another data version or partition count, and
-// [ErrRedisAuth] for a missing right; others are worth another try.
-func (s *Store) Open(ctx context.Context) error {
+// record reads the deployment's record, writes what is missing of it, with id as
+// the deployment's, and gives the id that stands there.
+func (s *Store) record(ctx context.Context, id string) (deployment string, wrote bool, err error) {
 	meta := s.keys.Meta()
-	fail := func(err error) error {
-		if isAuthError(err) {
-			return fmt.Errorf("%w: %w; README.md has the line that gives the user its rights", ErrRedisAuth, err)
-		}
-		return fmt.Errorf("opening %s: %w", meta, err)
-	}
 	m, err := s.rdb.HGetAll(ctx, meta).Result()
 	if err != nil {
-		return fail(err)
+		return "", false, err
 	}
-	random := make([]byte, 8)
-	rand.Read(random) //nolint:errcheck // documented never to fail
-	id := hex.EncodeToString(random)
 	// Written only where it is missing: a Redis at maxmemory refuses even what
 	// is there already, and what is due must drain after a restart too.
 	for field, value := range map[string]string{"version": strconv.Itoa(DataVersion), "partitions": strconv.Itoa(s.keys.Partitions()), "deployment": id} {
@@ -84,17 +73,55 @@ func (s *Store) Open(ctx context.Context) error {
 			continue
 		}
 		if err := s.rdb.HSetNX(ctx, meta, field, value).Err(); err != nil {
-			return fail(err)
+			return "", false, err
 		}
+		wrote = true
 		if m[field], err = s.rdb.HGet(ctx, meta, field).Result(); err != nil { // another instance may have been first
-			return fail(err)
+			return "", false, err
 		}
 	}
 	if v := m["version"]; v != strconv.Itoa(DataVersion) {
-		return fmt.Errorf("%w: %s has data version %+q, this release reads version %d; run the release that wrote it, or choose another LAPSE_PREFIX", ErrDeployment, meta, v, DataVersion)
+		return "", false, fmt.Errorf("%w: %s has data version %+q, this release reads version %d; run the release that wrote it, or choose another LAPSE_PREFIX", ErrDeployment, meta, v, DataVersion)
 	}
 	if n := m["partitions"]; n != strconv.Itoa(s.keys.Partitions()) {
-		return fmt.Errorf("%w: %s has %s partitions, LAPSE_PARTITIONS is %d; set it to %s, or choose another LAPSE_PREFIX", ErrDeployment, meta, n, s.keys.Partitions(), n)
+		return "", false, fmt.Errorf("%w: %s has %s partitions, LAPSE_PARTITIONS is %d; set it to %s, or choose another LAPSE_PREFIX", ErrDeployment, meta, n, s.keys.Partitions(), n)
+	}
+	return m["deployment"], wrote, nil
+}
+
+// Confirm looks whether the record is still the one of [Store.Open], and writes it
+// again where it is gone: Redis was emptied, or another one is in its place. Without
+// it, the next instance to start would found a deployment of its own beside this one, and
+// another number of partitions would hide what is set from now on. Errors match
+// [ErrDeployment] when the data are another deployment's now.
+func (s *Store) Confirm(ctx context.Context) (wrote bool, err error) {
+	id, wrote, err := s.record(ctx, s.id)
+	if err == nil && id != s.id {
+		err = fmt.Errorf("%w: %s is of deployment %s now and was of %s when this instance started; start it again, it then takes what is there",
+			ErrDeployment, s.keys.Meta(), id, s.id)
+	}
+	return wrote, err
+}
+
+// Open reads the deployment's record, or writes it when this is the first
+// instance, and asks for the rights that the scripts need. Errors match
+// [ErrDeployment] for another data version or partition count, and
+// [ErrRedisAuth] for a missing right; others are worth another try.
+func (s *Store) Open(ctx context.Context) error {
+	fail := func(err error) error {
+		switch {
+		case errors.Is(err, ErrDeployment):
+			return err
+		case isAuthError(err):
+			return fmt.Errorf("%w: %w; README.md has the line that gives the user its rights", ErrRedisAuth, err)
+		}
+		return fmt.Errorf("opening %s: %w", s.keys.Meta(), err)
+	}
+	random := make([]byte, 8)
+	rand.Read(random) //nolint:errcheck // documented never to fail
+	id, _, err := s.record(ctx, hex.EncodeToString(random))
+	if err != nil {
+		return fail(err)
 	}
 	if err := s.rdb.Time(ctx).Err(); err != nil { // every script begins with it
 		return fail(err)
@@ -112,9 +139,9 @@ func (s *Store) Open(ctx context.Context) error {
 	case missesRight(refused):
 		return fmt.Errorf("%w: it may not run %s; README.md has the line that gives the user its rights", ErrRedisAuth, refused)
 	case refused != "":
-		return fmt.Errorf("opening %s: %s", meta, refused)
+		return fmt.Errorf("opening %s: %s", s.keys.Meta(), refused)
 	}
-	s.id = m["deployment"]
+	s.id = id
 	return nil
 }
 

@@ -199,6 +199,12 @@ func TestForeignNumbersCostNoOtherTimer(t *testing.T) {
 	require.Nil(t, r.get("far"))
 	r.cancel("far")
 	r.cancel("near")
+	// Beyond what Lua counts in ones.
+	require.NoError(t, r.rdb.Set(t.Context(), r.keys.Rev(0), "9999999999999999", 0).Err())
+	before := r.set("first", time.Hour, "x").Rev
+	require.Greater(t, r.set("last", time.Hour, "x").Rev, before)
+	r.cancel("last")
+	r.cancel("first")
 	for _, bad := range []string{"nan", "-nan", "inf", " 5", "0x10", "-1", "1e400", "abc", ""} {
 		require.NoError(t, r.rdb.Set(t.Context(), r.keys.Rev(0), bad, 0).Err())
 		first := r.set("first", 0, "x")
@@ -255,5 +261,28 @@ func TestForeignNumbersCostNoOtherTimer(t *testing.T) {
 		require.Equal(t, timers.CancelTooLate, out[2].Outcome, "the dead instance may have delivered it")
 		require.NoError(t, r.rdb.Del(t.Context(), r.keys.Shadow(ref("bad"))).Err())
 	}
+	r.clean()
+}
+
+// A right that is taken away while Lapse runs: nothing is claimed, and nothing looks as if
+// it were, so that the next look says what is refused, and fires once it may.
+func TestClaimThatMayNotBeWritten(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	r.past(r.set("a", 0, "x").Due)
+	right := func(rule string) {
+		require.NoError(t, r.rdb.Do(t.Context(), "ACL", "SETUSER", "default", rule).Err())
+	}
+	right("-hset")
+	for _, token := range []string{"a", "b"} {
+		_, err := r.store.Claim(t.Context(), 0, time.Hour, token, false, 1<<20, refs("a"))
+		require.NotEmpty(t, timers.LastingRefusal(err), "%v", err)
+	}
+	require.Equal(t, timers.Scheduled, r.get("a").State)
+	right("+hset")
+	claims := r.claim("c", time.Hour, "a").Claims
+	require.Len(t, claims, 1)
+	require.False(t, claims[0].Unsure)
+	r.ack(claims[0])
 	r.clean()
 }

@@ -7,8 +7,10 @@ import (
 	"log/slog"
 	"net"
 	"net/url"
+	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -57,10 +59,14 @@ type NATSOptions struct {
 
 // NATS is a NATS server with JetStream in this process.
 type NATS struct {
-	server *server.Server
+	server atomic.Pointer[server.Server] // another one after a write error
 	listen listen
 
 	browsers bool // it listens for WebSocket clients
+
+	stopping chan struct{} // closed by Stop
+	revived  chan struct{} // closed when revive has ended
+	stop     sync.Once
 }
 
 // StartNATS starts a NATS server with JetStream, whose store is in the data
@@ -123,11 +129,7 @@ func StartNATS(dir *Dir, o NATSOptions) (*NATS, error) {
 	if options.Host == "" {
 		options.Host = "0.0.0.0"
 	}
-	s, err := server.NewServer(options)
-	if err != nil {
-		return nil, fmt.Errorf("embedded NATS server: %w", err)
-	}
-	log := &natsLog{to: o.Logger}
+	log := &natsLog{to: o.Logger, broken: make(chan struct{}, 1)}
 	var secrets []string
 	for _, secret := range []string{l.pass, l.token, options.Websocket.Password, options.Websocket.Token} {
 		if secret != "" {
@@ -135,21 +137,43 @@ func StartNATS(dir *Dir, o NATSOptions) (*NATS, error) {
 		}
 	}
 	log.secrets = strings.NewReplacer(secrets...)
+	s, err := launch(options, log)
+	if err != nil {
+		return nil, err
+	}
+	n := &NATS{listen: l, browsers: ws != nil, stopping: make(chan struct{}), revived: make(chan struct{})}
+	n.server.Store(s)
+	// Where it is found now it must be found again.
+	again := options.Clone()
+	again.Port = n.Port()
+	if ws != nil {
+		if u, err := url.Parse(s.WebsocketURL()); err == nil {
+			again.Websocket.Port, _ = strconv.Atoi(u.Port())
+		}
+	}
+	go n.revive(again, log, o.Logger)
+	return n, nil
+}
+
+// launch starts a server and returns when it takes connections.
+func launch(options *server.Options, log *natsLog) (*server.Server, error) {
+	log.start(false)
+	s, err := server.NewServer(options.Clone())
+	if err != nil {
+		return nil, fmt.Errorf("embedded NATS server: %w", err)
+	}
 	s.SetLoggerV2(log, false, false, false)
 	s.Start()
-	n := &NATS{server: s, listen: l, browsers: ws != nil}
 	if fatal := log.fatal(); fatal != "" || !s.ReadyForConnections(readyWait) {
 		if fatal = log.fatal(); fatal == "" {
 			fatal = fmt.Sprintf("it takes no connections after %v", readyWait)
 		}
 		s.Shutdown()
 		s.WaitForShutdown()
-		return nil, fmt.Errorf("embedded NATS server, store %s: %s", store, fatal)
+		return nil, fmt.Errorf("embedded NATS server, store %s: %s", options.StoreDir, fatal)
 	}
-	log.mu.Lock()
-	log.started = true
-	log.mu.Unlock()
-	return n, nil
+	log.start(true)
+	return s, nil
 }
 
 // ClientURL is where clients on this machine connect, without the secrets.
@@ -185,11 +209,11 @@ func (n *NATS) WebSocketURL() string {
 	if !n.browsers {
 		return ""
 	}
-	return n.server.WebsocketURL()
+	return n.server.Load().WebsocketURL()
 }
 
 // Port is the port it listens on.
-func (n *NATS) Port() int { return n.server.Addr().(*net.TCPAddr).Port }
+func (n *NATS) Port() int { return n.server.Load().Addr().(*net.TCPAddr).Port }
 
 // NeedsSecret says whether clients must present the password or the token.
 func (n *NATS) NeedsSecret() bool { return n.listen.isSecured() }
@@ -197,7 +221,7 @@ func (n *NATS) NeedsSecret() bool { return n.listen.isSecured() }
 // MaxStore is how many bytes JetStream may store: [NATSOptions.MaxStore], or
 // what the server found to be free.
 func (n *NATS) MaxStore() int64 {
-	if c := n.server.JetStreamConfig(); c != nil {
+	if c := n.server.Load().JetStreamConfig(); c != nil {
 		return c.MaxStore
 	}
 	return 0
@@ -206,7 +230,7 @@ func (n *NATS) MaxStore() int64 {
 // ConnectOptions let this process connect, with whatever URL, through memory
 // and with the secrets.
 func (n *NATS) ConnectOptions() []nats.Option {
-	o := []nats.Option{nats.InProcessServer(n.server)}
+	o := []nats.Option{nats.InProcessServer(n)}
 	switch {
 	case n.listen.pass != "":
 		o = append(o, nats.UserInfo(n.listen.user, n.listen.pass))
@@ -216,6 +240,9 @@ func (n *NATS) ConnectOptions() []nats.Option {
 	return o
 }
 
+// InProcessConn connects to the server of now, through memory.
+func (n *NATS) InProcessConn() (net.Conn, error) { return n.server.Load().InProcessConn() }
+
 // Stop shuts the server down, which syncs its store, and waits for its end
 // until ctx ends, which is the only error; the server goes on ending then.
 // Calling it again only waits.
@@ -223,8 +250,11 @@ func (n *NATS) Stop(ctx context.Context) error {
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		n.server.Shutdown()
-		n.server.WaitForShutdown()
+		n.stop.Do(func() { close(n.stopping) })
+		<-n.revived
+		s := n.server.Load()
+		s.Shutdown()
+		s.WaitForShutdown()
 	}()
 	select {
 	case <-done:
@@ -239,10 +269,18 @@ func (n *NATS) Stop(ctx context.Context) error {
 type natsLog struct {
 	to      *slog.Logger
 	secrets *strings.Replacer
+	broken  chan struct{} // one slot: a stream or a consumer could not be written
 
 	mu      sync.Mutex // the server logs from everywhere
 	first   string     // fatal message of the start; it is for the caller
 	started bool       // fatal messages have no caller any more
+}
+
+// start says that a start begins, or is done.
+func (l *natsLog) start(done bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.first, l.started = "", done
 }
 
 // fatal is what ended the start, or "".
@@ -265,7 +303,14 @@ func (l *natsLog) Fatalf(format string, v ...any) {
 }
 
 func (l *natsLog) Errorf(format string, v ...any) {
-	l.to.Error("embedded NATS server", "text", l.text(format, v))
+	text := l.text(format, v)
+	l.to.Error("embedded NATS server", "text", text)
+	if isBroken(text) {
+		select {
+		case l.broken <- struct{}{}:
+		default:
+		}
+	}
 }
 
 func (l *natsLog) Warnf(format string, v ...any) {

@@ -6,7 +6,9 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
+	"os/signal"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -277,4 +279,62 @@ func FuzzListen(f *testing.F) {
 		}
 		_ = fmt.Sprint(l.addr(), l.reachable(1))
 	})
+}
+
+// A disk that was full for a moment. nats-server stores nothing more from then on and
+// answers no publish; it is started again, with all that was acknowledged, where it was.
+func TestNATSComesBackFromAFullDisk(t *testing.T) {
+	signal.Ignore(syscall.SIGXFSZ) // the error is what counts
+	defer signal.Reset(syscall.SIGXFSZ)
+	var log timerstest.Log
+	n := startNATS(t, lockTemp(t), NATSOptions{Listen: "hunter2@127.0.0.1:0", WebSocket: "127.0.0.1:0", Logger: logTo(&log, slog.LevelInfo)})
+	url, browsers := n.ClientURL(), n.WebSocketURL()
+	nc := connect(t, url, append(n.ConnectOptions(), nats.MaxReconnects(-1), nats.ReconnectWait(10*time.Millisecond))...)
+	js, err := jetstream.New(nc)
+	if err != nil {
+		t.Fatal(err)
+	}
+	stream, err := js.CreateStream(t.Context(), jetstream.StreamConfig{Name: "S", Subjects: []string{"s.>"}, Storage: jetstream.FileStorage})
+	if err != nil {
+		t.Fatal(err)
+	}
+	publish := func() error {
+		ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
+		defer cancel()
+		_, err := js.Publish(ctx, "s.a", make([]byte, 1000))
+		return err
+	}
+	if err := publish(); err != nil {
+		t.Fatal(err)
+	}
+	var was syscall.Rlimit
+	if err := syscall.Getrlimit(syscall.RLIMIT_FSIZE, &was); err != nil {
+		t.Fatal(err)
+	}
+	full := was
+	full.Cur = 1500
+	if err := syscall.Setrlimit(syscall.RLIMIT_FSIZE, &full); err != nil {
+		t.Fatal(err)
+	}
+	defer syscall.Setrlimit(syscall.RLIMIT_FSIZE, &was)
+	if publish() == nil {
+		t.Fatal("there was room")
+	}
+	for !strings.Contains(log.String(), "started again once") {
+		time.Sleep(time.Millisecond)
+	}
+	if err := syscall.Setrlimit(syscall.RLIMIT_FSIZE, &was); err != nil {
+		t.Fatal(err)
+	}
+	for end := time.Now().Add(2 * soonAfter); publish() != nil; {
+		if time.Now().After(end) {
+			t.Fatalf("it does not come back: %s", log.String())
+		}
+	}
+	if m, err := stream.GetMsg(t.Context(), 1); err != nil || len(m.Data) != 1000 {
+		t.Errorf("what was acknowledged: %v, %v", m, err)
+	}
+	if n.ClientURL() != url || n.WebSocketURL() != browsers {
+		t.Errorf("it is at %s and %s, and was at %s and %s", n.ClientURL(), n.WebSocketURL(), url, browsers)
+	}
 }

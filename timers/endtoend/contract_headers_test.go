@@ -35,6 +35,13 @@ func TestHeadersRefused(t *testing.T) {
 		})
 	}
 
+	// A nats-server finds no message id behind these, and would store copies.
+	for name, value := range map[string]string{
+		"A": "Nats-Msg-IdNats-Msg-Id", "B": "Nats-Msg-Id, Nats-Msg-Id:Nats-Msg-Id", "C-Nats-Msg-Id-Nats-Msg-Id": "",
+	} {
+		s.refused(t, with(request("timers.set.h", "x", "@in 1h"), name, value), 400, "invalid_header", name, "twice in a row")
+	}
+
 	// A second value could mean the one or the other.
 	for _, name := range []string{"Timer-Id", "Timer-Schedule", "Timer-Time-Zone"} {
 		for _, second := range []string{"x", "@in 1h", ""} {

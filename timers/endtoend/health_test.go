@@ -8,6 +8,7 @@ import (
 
 	"github.com/nats-io/nats-server/v2/server"
 	"github.com/nats-io/nats.go"
+	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
 	"github.com/lapse-timers/lapse/timers/client"
@@ -45,6 +46,34 @@ func TestReadinessOnAReplica(t *testing.T) {
 	require.NoError(t, rs.Client().ReplicaOf(t.Context(), "NO", "ONE").Err())
 	readyz(t, l, 200, "subscription", wire.HealthOK)
 	_, err = c.Set(t.Context(), "a", nil, client.In(time.Second))
+	require.NoError(t, err)
+}
+
+// INFO says that all is well where every write is refused, or none is answered.
+func TestReadinessWhileNothingCanBeWritten(t *testing.T) {
+	t.Parallel()
+	rs, ns := timerstest.Redis(t), timerstest.NATS(t)
+	l := timerstest.LapseOn(t, rs.URL(), ns.URL())
+	c := newClient(t, ns.Connect(t))
+	for word, stop := range map[string]func() (resume *redis.StatusCmd){
+		"NOREPLICAS": func() *redis.StatusCmd {
+			require.NoError(t, rs.Client().ConfigSet(t.Context(), "min-replicas-to-write", "1").Err())
+			return redis.NewStatusCmd(t.Context(), "CONFIG", "SET", "min-replicas-to-write", "0")
+		},
+		"timeout": func() *redis.StatusCmd {
+			require.NoError(t, rs.Client().Do(t.Context(), "CLIENT", "PAUSE", "60000", "WRITE").Err())
+			return redis.NewStatusCmd(t.Context(), "CLIENT", "UNPAUSE")
+		},
+	} {
+		readyz(t, l, 200, "redis", wire.HealthOK)
+		resume := stop()
+		h := readyz(t, l, 503, "redis", wire.HealthDown)
+		require.Contains(t, h.Parts["redis"].Why, "no write")
+		require.Contains(t, h.Parts["redis"].Why, word)
+		require.NoError(t, rs.Client().Process(t.Context(), resume))
+	}
+	readyz(t, l, 200, "redis", wire.HealthOK)
+	_, err := c.Set(t.Context(), "a", nil, client.In(time.Second))
 	require.NoError(t, err)
 }
 

@@ -63,6 +63,7 @@ func TestBadSettings(t *testing.T) {
 		{"unknown", []string{"LAPSE_REDIS_URI=x"}, []string{"LAPSE_REDIS_URI", "nearest is LAPSE_REDIS_URL", "lapse help"}},
 		{"slip", []string{"LAPSE_LEAES=3s"}, []string{"LAPSE_LEAES", "nearest is LAPSE_LEASE"}},
 		{"unlike any", []string{"LAPSE_FOO=1"}, []string{"LAPSE_FOO is no setting, and none is like it", "lapse help"}},
+		{"without LAPSE_", []string{"GRACE=theirs", "NATS_URL=theirs", "LAPSE_RETRY_MIN=x"}, []string{"LAPSE_RETRY_MIN"}}, // read later than the others
 		{"nearly injected", []string{"LAPSE_PORTS=1"}, []string{"LAPSE_PORTS"}},
 		{"only Redis", []string{redisURL}, []string{"LAPSE_REDIS_URL is set", "LAPSE_NATS_URL is not", "embedded"}},
 		{"only NATS", []string{natsURL}, []string{"LAPSE_NATS_URL is set", "LAPSE_REDIS_URL is not", "embedded"}},

@@ -172,6 +172,37 @@ func TestStreamIsDeleted(t *testing.T) {
 	ready(t, l, 200)
 }
 
+// What is stored without an acknowledgement would be stored again and again.
+func TestStreamIsToldNotToAcknowledge(t *testing.T) {
+	t.Parallel()
+	rs, ns := timerstest.Redis(t), timerstest.NATS(t)
+	l := timerstest.LapseOn(t, rs.URL(), ns.URL(), "LAPSE_LEASE=1s", "LAPSE_RETRY_MAX=100ms")
+	nc := ns.Connect(t)
+	c := newClient(t, nc)
+	js, err := jetstream.New(nc)
+	require.NoError(t, err)
+	noAck := func(is bool) {
+		s, err := js.Stream(t.Context(), "TIMERS")
+		require.NoError(t, err)
+		config := s.CachedInfo().Config
+		config.NoAck = is
+		_, err = js.UpdateStream(t.Context(), config)
+		require.NoError(t, err)
+	}
+	noAck(true)
+	a := newAttempts()
+	a.setMany(t, c, "mute", 1, nil, func(int) client.When { return client.In(0) })
+	readySays(t, l, 503, "does not acknowledge")
+	tries, err := nc.SubscribeSync("timers.fired.>")
+	require.NoError(t, err)
+	a.setMany(t, c, "after", 1, nil, func(int) client.When { return client.In(0) })
+	_, err = tries.NextMsg(3 * time.Second)
+	require.ErrorIs(t, err, nats.ErrTimeout, "nothing is published that cannot be confirmed")
+	noAck(false)
+	a.allOnce(t, nc, rs.Client())
+	ready(t, l, 200)
+}
+
 func TestStreamIsFull(t *testing.T) {
 	t.Parallel()
 	rs, ns := timerstest.Redis(t), timerstest.NATS(t)
@@ -238,6 +269,30 @@ func withUsers(t *testing.T, deny ...string) (ns *timerstest.NATSServer, url str
 		ns.Stop()
 		options.Users[0].Permissions = nil
 		ns.Start()
+	}
+}
+
+// A server that is told of other rights ends subscriptions, and does not take them up
+// again when they are given back.
+func TestSubscribingIsNotPermittedForAWhile(t *testing.T) {
+	t.Parallel()
+	user := func(deny ...string) []*server.User {
+		return []*server.User{{Username: "test", Password: "pw"}, {Username: "lapse", Password: "pw", Permissions: &server.Permissions{
+			Subscribe: &server.SubjectPermission{Allow: []string{">"}, Deny: deny},
+		}}}
+	}
+	rs, ns := timerstest.Redis(t), timerstest.NATS(t, func(o *server.Options) { o.Users = user() })
+	l := timerstest.LapseOn(t, rs.URL(), strings.Replace(ns.URL(), "://", "://lapse:pw@", 1), "LAPSE_LEASE=1s")
+	nc := ns.Connect(t, nats.UserInfo("test", "pw"))
+	c := newClient(t, nc)
+	a := newAttempts()
+	for of, denied := range map[string]string{"requests": "timers.>", "acknowledgements": "_INBOX.>"} {
+		a.setMany(t, c, of, 3, nil, func(int) client.When { return client.In(500 * time.Millisecond) })
+		ns.Reload(func(o *server.Options) { o.Users = user(denied) })
+		readySays(t, l, 503, "does not permit Lapse to subscribe")
+		ns.Reload(func(o *server.Options) { o.Users = user() })
+		ready(t, l, 200)
+		a.allOnce(t, nc, rs.Client())
 	}
 }
 

@@ -57,6 +57,9 @@ type Parts struct {
 	MinReplicas int // LAPSE_MIN_REPLICAS
 	// Refused says what Redis refuses although it answers, or ""; see [Refused].
 	Refused func() string
+	// Unwritten says that Redis carries out no writes although it answers, or ""; see
+	// [timers.Crew.Unsigned].
+	Unwritten func() string
 
 	NATS, Stream func() wire.HealthPart
 	// Listening says whether expired events are heard, and why not.
@@ -87,6 +90,8 @@ func Inspect(ctx context.Context, phase *Phase, ask func() Parts) (h wire.Health
 		part("redis", wire.HealthDown, why)
 	case p.Refused() != "":
 		part("redis", wire.HealthDown, p.Refused())
+	case p.Unwritten() != "":
+		part("redis", wire.HealthDown, p.Unwritten())
 	case why != "":
 		part("redis", wire.HealthDegraded, why)
 	case server.Replicas < p.MinReplicas:

@@ -84,7 +84,7 @@ local function decide(i, member, score, shadow)
       due[#due + 1] = member
       tried[#tried + 1] = v[2]
       tried[#tried + 1] = member
-      claimed[#claimed + 1] = {shadow, attempt, unsure}
+      claimed[#claimed + 1] = {shadow, attempt, unsure, member, score}
       out[i + 2] = {rev, d, attempt, before[1] and 2 or before[2] and 1 or 0, now, payload, headers}
     end
   end
@@ -109,11 +109,20 @@ end
 remove(KEYS[1], KEYS[2], unlink, zrem)
 each('ZADD', KEYS[1], due)
 pcall(each, 'ZADD', KEYS[2], tried) -- a foreign type there must not keep timers from firing
-for _, c in ipairs(claimed) do
+for i, c in ipairs(claimed) do
+  local answer
   if c[3] then
-    redis.call('HSET', c[1], 'a', c[2], 'k', token, 'c', now_s, 'u', '1')
+    answer = redis.pcall('HSET', c[1], 'a', c[2], 'k', token, 'c', now_s, 'u', '1')
   else
-    redis.call('HSET', c[1], 'a', c[2], 'k', token, 'c', now_s)
+    answer = redis.pcall('HSET', c[1], 'a', c[2], 'k', token, 'c', now_s)
+  end
+  if type(answer) == 'table' then
+    -- The right was taken away. Without a token nobody holds these: left where the
+    -- lease ends, they would look as if nothing were due, and be that late.
+    for j = i, #claimed do
+      redis.call('ZADD', KEYS[1], int(claimed[j][5]), claimed[j][4])
+    end
+    return answer
   end
 end
 return out

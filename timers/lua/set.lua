@@ -17,6 +17,9 @@
 
 local longest = tonumber(ARGV[1])
 local last = number(redis.call('GET', KEYS[3])) or 0
+if last >= 2 ^ 53 then
+  last = 0 -- by a foreign hand: one more is not a larger number there
+end
 local n = (#KEYS - 4) / 2
 local out, members, scores, replaced, retried = {now_us}, {}, {}, {}, {}
 local first, writer, dues, revs = {}, {}, {}, {} -- of a name that comes twice only the last is written

@@ -112,6 +112,48 @@ func (c *Conn) Close() {
 	c.Conn.Close()
 }
 
+const (
+	resubscribeAfter   = 2 * time.Second // doubles
+	resubscribeAtLeast = time.Minute
+)
+
+// Resubscribes makes the connection anew while NATS refuses a subscription, after
+// growing pauses. A server whose rules change ends what is permitted no more and does
+// not take it up again when it is, and the library subscribes anew on a new
+// connection only: Lapse would stay deaf for good.
+func (c *Conn) Resubscribes() {
+	var (
+		pause   = resubscribeAfter // c.mu guards these
+		last    time.Time
+		waiting bool
+	)
+	anew := func() {
+		c.mu.Lock()
+		waiting, last = false, time.Now()
+		pause = min(2*pause, resubscribeAtLeast)
+		closing := c.closing
+		c.mu.Unlock()
+		if !closing {
+			c.ForceReconnect() //nolint:errcheck // it is closed then, or reconnects by itself
+		}
+	}
+	c.OnError(func(_ *nats.Subscription, err error) {
+		if right, _, ok := deniedRight(err); !ok || right != rightToSubscribe {
+			return
+		}
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		if waiting || c.closing {
+			return
+		}
+		if time.Since(last) > pause {
+			pause = resubscribeAfter // it was permitted in between
+		}
+		waiting = true
+		time.AfterFunc(pause, anew)
+	})
+}
+
 // OnDisconnect, OnReconnect and OnError add handlers. They run one at a time
 // on a goroutine of the connection and must not wait for it.
 func (c *Conn) OnDisconnect(f func()) { c.add(&c.disconnected, f) }

@@ -33,6 +33,8 @@ func clientHeaders(h nats.Header) (nats.Header, *wire.Error) {
 			return nil, wire.Errorf(wire.InvalidHeader, "header %+q is refused: Nats-* headers belong to NATS and would change what it does with the fired event", wire.Cut(name))
 		case !validHeaderName(name):
 			return nil, wire.Errorf(wire.InvalidHeader, "header name %+q: want A-Z a-z 0-9 and !#$%%&'*+-.^_`|~", wire.Cut(name))
+		case hidesMsgID(name) || slices.ContainsFunc(values, hidesMsgID):
+			return nil, wire.Errorf(wire.InvalidHeader, "header %+q has %s twice in a row: a NATS server would not find that of the fired event any more; put more than one character between them", wire.Cut(name), wire.HeaderMsgID)
 		default:
 			for _, v := range values {
 				if i := strings.IndexAny(v, "\r\n\x00"); i >= 0 {
@@ -43,6 +45,20 @@ func clientHeaders(h nats.Header) (nats.Header, *wire.Error) {
 		}
 	}
 	return own, nil
+}
+
+// hidesMsgID recognises the bytes behind which nats-server (2.15, getHeaderKeyIndex)
+// finds no message id, so that copies would be stored twice: it searches all headers for
+// the name, and gives up when it meets it again within a byte of where it was no header.
+func hidesMsgID(s string) bool {
+	_, rest, found := strings.Cut(s, wire.HeaderMsgID)
+	for found {
+		s = rest
+		if _, rest, found = strings.Cut(s, wire.HeaderMsgID); found && len(s)-len(rest) <= len(wire.HeaderMsgID)+1 {
+			return true
+		}
+	}
+	return false
 }
 
 // validHeaderName is the rule of nats.go for what it publishes, the one of

@@ -44,6 +44,7 @@ type JetStream struct {
 	wake   chan struct{} // one slot: look at the connection and the stream
 	lower  atomic.Bool   // the stream refused a message for its size since the last look at its limit
 	limit  sync.Mutex    // held by who looks at it for that reason
+	mute   bool          // the stream was told not to acknowledge; of watchStream alone
 
 	mu      sync.Mutex
 	next    uint64
@@ -52,6 +53,8 @@ type JetStream struct {
 	health  wire.HealthPart
 	denied  deniedSubjects
 	full    refusals
+	silent  silence
+	deaf    string       // a subscription that NATS refuses; acknowledgements do not come
 	strange atomic.Int64 // replies that were no acknowledgement of ours
 }
 
@@ -96,8 +99,12 @@ func NewJetStream(ctx context.Context, nc *Conn, prefix wire.Prefix, cfg StreamC
 		j.gate.set(false)
 		j.failAll(errors.New("the connection to NATS was cut"))
 	})
-	nc.OnReconnect(func() { j.look() })
+	nc.OnReconnect(func() {
+		j.setDeaf("")
+		j.look()
+	})
 	nc.OnError(j.asyncError)
+	nc.Resubscribes()
 	j.gate.set(true)
 	return j, nil
 }
@@ -136,6 +143,13 @@ func (j *JetStream) Health() wire.HealthPart {
 	defer j.mu.Unlock()
 	if j.health.Status != wire.HealthOK {
 		return j.health
+	}
+	if j.deaf != "" {
+		return notPermitted(j.deaf)
+	}
+	if j.silent.lasts() {
+		return wire.HealthPart{Status: wire.HealthDown, Why: "NATS answers and stream " + j.stream.Load().name + " acknowledges nothing; if the log of the NATS server speaks of a " +
+			"critical write error (a full disk), make room and restart that server: until then it stores nothing"}
 	}
 	if h := j.full.health(); h.Status != wire.HealthOK {
 		return h
@@ -273,7 +287,7 @@ func (j *JetStream) check(ctx context.Context) time.Duration {
 		j.setHealth(wire.HealthDown, "NATS does not answer: "+err.Error())
 		return lookAgain
 	}
-	if !j.gate.openWhile(j.nc.IsConnected) {
+	if !j.open() {
 		return lookAgain
 	}
 	find, cancel := context.WithTimeout(ctx, 3*time.Second)
@@ -287,14 +301,32 @@ func (j *JetStream) check(ctx context.Context) time.Duration {
 			j.logger.Warn("the stream was gone and has been made again", "stream", s.name)
 		}
 		j.stream.Store(&s)
+		j.mute = false
+		j.open()
 		j.setHealth(wire.HealthOK, "")
 		return lookEvery
 	case errors.Is(err, context.DeadlineExceeded):
 		j.setHealth(wire.HealthDegraded, "the JetStream API does not answer; what the stream acknowledges is delivered all the same")
 	default:
+		j.mute = s.mute
+		j.open()
 		j.setHealth(wire.HealthDown, err.Error())
 	}
 	return time.Second
+}
+
+// open opens the gate, but shuts it while the stream does not acknowledge or no
+// acknowledgement is let through: what is stored then can never be known, and each
+// copy after the duplicate window is stored once more. It says whether NATS is connected.
+func (j *JetStream) open() bool {
+	j.mu.Lock()
+	shut := j.mute || j.deaf != ""
+	j.mu.Unlock()
+	if shut {
+		j.gate.set(false)
+		return j.nc.IsConnected()
+	}
+	return j.gate.openWhile(j.nc.IsConnected)
 }
 
 func (j *JetStream) setHealth(status, why string) {
@@ -396,6 +428,7 @@ func (j *JetStream) plainAck(b []byte) bool {
 func (j *JetStream) refused(err error) {
 	j.mu.Lock()
 	first := j.full.add(err.Error())
+	j.silent = silence{} // it answers, whatever it says
 	j.mu.Unlock()
 	if first {
 		j.logger.Warn("the stream refuses fired timers; they are kept and tried again", "why", err.Error())
@@ -409,6 +442,9 @@ func (j *JetStream) settle(a *attempt, d timers.Delivery) {
 	a.done = nil
 	if d.Outcome == timers.Delivered && !a.dead {
 		j.full.delivered = time.Now()
+	}
+	if d.Outcome == timers.Delivered {
+		j.silent = silence{}
 	}
 	delete(j.pending, a.id)
 	for len(j.queue) > 0 && j.queue[0].done == nil {
@@ -436,6 +472,7 @@ func (j *JetStream) expire(now time.Time) int {
 			if !a.dead {
 				fires++
 			}
+			j.silent.add(a.deadline.Add(-j.wait), now)
 		}
 	}
 	j.mu.Unlock()
@@ -460,6 +497,11 @@ func (j *JetStream) failAll(err error) {
 // asyncError hears that the server refused a publish. It says so once for each
 // message and in their order, so the oldest attempt on the subject is meant.
 func (j *JetStream) asyncError(_ *nats.Subscription, err error) {
+	if right, subject, ok := deniedRight(err); ok && right == rightToSubscribe {
+		j.setDeaf(subject)
+		j.gate.set(false)
+		return
+	}
 	subject, ok := deniedSubject(err)
 	dead := strings.HasPrefix(subject, j.prefix.Dead("")+".")
 	if !ok || !dead && !strings.HasPrefix(subject, j.prefix.Fired("")+".") {
@@ -483,6 +525,12 @@ func (j *JetStream) asyncError(_ *nats.Subscription, err error) {
 	}
 }
 
+func (j *JetStream) setDeaf(subject string) {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	j.deaf = subject
+}
+
 func sayDenied(logger *slog.Logger, subject string, dead bool) {
 	if dead {
 		logger.Error("NATS does not permit announcing dead timers; lapse list shows them", "subject", subject)
@@ -495,67 +543,4 @@ func sayDenied(logger *slog.Logger, subject string, dead bool) {
 func deniedSubject(err error) (string, bool) {
 	right, subject, ok := deniedRight(err)
 	return subject, ok && right == rightToPublish
-}
-
-// refusedFor is how long a refused publish shows in the health. Back-off ends
-// at 30 s, so one that goes on shows all the time.
-const refusedFor = time.Minute
-
-// refusals remembers that the stream refused lately. Its owner guards it.
-type refusals struct {
-	at, delivered time.Time // when it last refused, and last stored
-	why           string
-}
-
-func (r *refusals) add(why string) (first bool) {
-	first = time.Since(r.at) > refusedFor
-	r.at, r.why = time.Now(), why
-	return first
-}
-
-func (r *refusals) health() wire.HealthPart {
-	switch {
-	case r.why == "" || time.Since(r.at) > refusedFor:
-		return wire.HealthPart{Status: wire.HealthOK}
-	case r.at.Sub(r.delivered) > time.Second:
-		return wire.HealthPart{Status: wire.HealthDown, Why: r.why}
-	}
-	// Some are stored: it refuses one subject, or there is room again.
-	return wire.HealthPart{Status: wire.HealthDegraded, Why: r.why}
-}
-
-// deniedSubjects remembers which subjects NATS refused lately. Its owner
-// guards it.
-type deniedSubjects struct {
-	at      time.Time
-	subject string
-	said    map[string]bool // subjects that were logged since the first of them
-}
-
-// deniedSaid is how many subjects are logged: each topic is one, and its timers
-// are refused again and again.
-const deniedSaid = 16
-
-func (d *deniedSubjects) add(subject string) (first bool) {
-	if d.said == nil || time.Since(d.at) > refusedFor {
-		d.said = map[string]bool{}
-	}
-	d.at, d.subject = time.Now(), subject
-	if d.said[subject] || len(d.said) == deniedSaid {
-		return false
-	}
-	d.said[subject] = true
-	return true
-}
-
-func (d *deniedSubjects) health() wire.HealthPart {
-	if d.subject == "" || time.Since(d.at) > refusedFor {
-		return wire.HealthPart{Status: wire.HealthOK}
-	}
-	more := ""
-	if n := len(d.said) - 1; n > 0 {
-		more = fmt.Sprintf(" and at least %d more subjects", n)
-	}
-	return wire.HealthPart{Status: wire.HealthDegraded,
-		Why: fmt.Sprintf("NATS does not permit publishing to %s%s; allow the user of Lapse to publish to it", d.subject, more)}
 }

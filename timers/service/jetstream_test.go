@@ -47,6 +47,26 @@ func TestNobodyThereIsAway(t *testing.T) {
 	require.ErrorIs(t, d.Err, nats.ErrNoResponders)
 }
 
+// What one stall of NATS takes is missed together. Only when what was sent after that is
+// missed too does the stream not acknowledge, as after a critical write error.
+func TestSilenceOfTheStream(t *testing.T) {
+	j := &JetStream{wait: time.Second, pending: map[uint64]*attempt{}}
+	start := time.Now().Add(-20 * time.Second)
+	lasts := func(sent, missed time.Duration) bool {
+		j.queue = append(j.queue, &attempt{deadline: start.Add(sent + j.wait), done: func(timers.Delivery) {}})
+		require.Equal(t, 1, j.expire(start.Add(missed)))
+		return j.silent.lasts()
+	}
+	require.False(t, lasts(0, time.Second))
+	require.False(t, lasts(900*time.Millisecond, 2*time.Second))
+	require.True(t, lasts(1100*time.Millisecond, 3*time.Second))
+	j.settle(&attempt{}, timers.Delivery{Outcome: timers.Refused, Err: timers.ErrAway})
+	require.True(t, j.silent.lasts(), "that was not the stream")
+	j.settle(&attempt{}, timers.Delivery{Outcome: timers.Delivered})
+	require.False(t, j.silent.lasts())
+	require.False(t, lasts(5*time.Second, 6*time.Second))
+}
+
 // Announcements may be refused where fires are stored, and stored where fires are
 // refused: limits may be of a subject.
 func TestAnnouncementsDoNotJudgeTheFiring(t *testing.T) {

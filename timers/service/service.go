@@ -137,6 +137,7 @@ func (s *Service) Ignored() int64 { return s.ignored.Load() }
 // called once requests are taken; an error of it ends the service.
 func (s *Service) Run(ctx context.Context, ready func(context.Context) error) error {
 	s.cfg.Conn.OnError(s.asyncError)
+	s.cfg.Conn.Resubscribes()
 	s.cfg.Conn.OnReconnect(func() { s.deafTo.Store(nil) })
 	svc, err := micro.AddService(s.cfg.Conn.Conn, micro.Config{
 		Name:        s.cfg.Prefix.ServiceName(),

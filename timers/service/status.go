@@ -56,12 +56,16 @@ func (s *Service) Health() wire.HealthPart {
 		return wire.HealthPart{Status: wire.HealthDown, Why: "NATS is not connected; it is tried again by itself"}
 	}
 	if subject := s.deafTo.Load(); subject != nil {
-		return wire.HealthPart{Status: wire.HealthDown, Why: fmt.Sprintf("NATS does not permit Lapse to subscribe to %s; README.md lists the rights of its user", *subject)}
+		return notPermitted(*subject)
 	}
 	if last := s.muteAt.Load(); last != 0 && time.Since(time.Unix(0, last)) < refusedFor {
 		return wire.HealthPart{Status: wire.HealthDegraded, Why: "NATS does not permit Lapse to publish to _INBOX.>, so replies are lost; README.md lists the rights of its user"}
 	}
 	return wire.HealthPart{Status: wire.HealthOK}
+}
+
+func notPermitted(subject string) wire.HealthPart {
+	return wire.HealthPart{Status: wire.HealthDown, Why: fmt.Sprintf("NATS does not permit Lapse to subscribe to %s; README.md lists the rights of its user", subject)}
 }
 
 // asyncError notes rights that NATS does not give. A refused subscription is

@@ -37,6 +37,7 @@ type stream struct {
 	maxMsgSize int // bytes with headers, 0 for no limit of its own
 	duplicates time.Duration
 	made       bool
+	mute       bool   // it does not acknowledge; beside an error
 	dead       bool   // it covers the announcements of dead timers too
 	ack        []byte // how the server begins a plain acknowledgement of it
 }
@@ -86,7 +87,9 @@ func findStream(ctx context.Context, nc *nats.Conn, prefix wire.Prefix, cfg Stre
 		case !covers(c.Subjects, fired):
 			return refuse("covers only a part of " + fired)
 		case c.NoAck:
-			return refuse("does not acknowledge (no_ack)")
+			s, err := refuse("does not acknowledge (no_ack)")
+			s.mute = true
+			return s, err
 		case c.Sealed:
 			return refuse("is sealed")
 		case c.Mirror != nil:

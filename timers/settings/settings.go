@@ -34,39 +34,40 @@ const maxHTTPToken = 1024
 // maxStreamName is the longest name of a stream that NATS takes, in bytes.
 const maxStreamName = 255
 
-// Settings is every setting there is. main reads it with envconfig, under the
-// prefix LAPSE; lapse help prints the table.
+// Settings is every setting there is. main reads it with envconfig; lapse help
+// prints the table. The tags hold whole names: with a prefix of its own envconfig
+// falls back to the name without it, and NATS_URL or PREFIX are somebody else's.
 type Settings struct {
-	RedisURL       string        `envconfig:"REDIS_URL" default:"embedded" desc:"redis://, rediss:// or unix:// URL, or embedded"`
-	NATSURL        string        `envconfig:"NATS_URL" default:"embedded" desc:"nats:// or tls:// URL, several with commas, or embedded"`
-	NATSCreds      string        `envconfig:"NATS_CREDS" desc:"NATS credentials file"`
-	NATSListen     string        `envconfig:"NATS_LISTEN" default:"127.0.0.1:4222" desc:"where the embedded NATS server listens; [user:pass@|token@]host:port"`
-	WebSocket      string        `envconfig:"NATS_WEBSOCKET_LISTEN" desc:"where the embedded NATS server listens for browsers too; [user:pass@|token@]host:port"`
-	WSOrigins      []string      `envconfig:"NATS_WEBSOCKET_ORIGINS" desc:"web pages that may connect there, such as http://localhost:8000, several with commas; any, with a secret"`
-	DataDir        string        `envconfig:"DATA_DIR" default:"./lapse-data" desc:"data of the embedded servers"`
-	HTTPListen     string        `envconfig:"HTTP_LISTEN" default:"127.0.0.1:8420" desc:"the page, /healthz, /readyz and /metrics"`
-	HTTPToken      string        `envconfig:"HTTP_TOKEN" desc:"secret, at least 16 characters, with which the page may change timers; without, it is read-only"`
-	Prefix         string        `envconfig:"PREFIX" default:"timers" desc:"names the subjects, the keys, the stream and the service"`
-	Delivery       string        `envconfig:"DELIVERY" default:"jetstream" desc:"jetstream (stored and acknowledged) or core"`
-	Stream         string        `envconfig:"STREAM" desc:"stream to make when none covers the fired events; from the prefix"`
-	StreamReplicas int           `envconfig:"STREAM_REPLICAS" default:"1" desc:"its replicas, 1 to 5"`
-	StreamMaxAge   time.Duration `envconfig:"STREAM_MAX_AGE" default:"72h" desc:"how long it keeps fired events; 0 for ever"`
-	StreamMaxBytes int64         `envconfig:"STREAM_MAX_BYTES" desc:"its size in bytes; unlimited, with the embedded server 4294967296"`
-	StreamDups     time.Duration `envconfig:"STREAM_DUPLICATES" default:"2m" desc:"its duplicate window"`
-	Partitions     int           `envconfig:"PARTITIONS" default:"1" desc:"partitions of the keys; fixed once there are data"`
-	MinReplicas    int           `envconfig:"MIN_REPLICAS" default:"0" desc:"replicas of Redis that must have a set, cancel or retry before it is answered OK, 0 to 10"`
-	Lease          time.Duration `envconfig:"LEASE" default:"30s" desc:"how long a claim holds; at least 1s"`
-	Grace          time.Duration `envconfig:"GRACE" default:"200ms" desc:"how late the reconciler claims by itself; 10ms to 10s"`
-	RetryMin       time.Duration `envconfig:"RETRY_MIN" default:"100ms" desc:"first back-off of a fire"`
-	RetryMax       time.Duration `envconfig:"RETRY_MAX" default:"30s" desc:"longest back-off of a fire"`
-	MaxAttempts    int           `envconfig:"MAX_ATTEMPTS" default:"0" desc:"attempts after which a timer is dead; 0 never gives up"`
-	RequestTimeout time.Duration `envconfig:"REQUEST_TIMEOUT" default:"2s" desc:"requests that waited longer are not carried out"`
-	NotifyConfig   string        `envconfig:"NOTIFY_CONFIG" default:"auto" desc:"auto adds missing notification flags to Redis; off does not"`
-	ShutdownGrace  time.Duration `envconfig:"SHUTDOWN_GRACE" default:"10s" desc:"how long a stop may take"`
-	MetricsTopics  string        `envconfig:"METRICS_TOPICS" default:"*" desc:"topics with a label of their own at /metrics, with commas; * for the first tokens, at most 32; or none"`
-	Pprof          bool          `envconfig:"PPROF" default:"false" desc:"serves profiles at /debug/pprof/ of the HTTP address"`
-	LogLevel       slog.Level    `envconfig:"LOG_LEVEL" default:"info" desc:"debug, info, warn or error"`
-	LogFormat      string        `envconfig:"LOG_FORMAT" desc:"text or json; text on a terminal, else json"`
+	RedisURL       string        `envconfig:"LAPSE_REDIS_URL" default:"embedded" desc:"redis://, rediss:// or unix:// URL, or embedded"`
+	NATSURL        string        `envconfig:"LAPSE_NATS_URL" default:"embedded" desc:"nats:// or tls:// URL, several with commas, or embedded"`
+	NATSCreds      string        `envconfig:"LAPSE_NATS_CREDS" desc:"NATS credentials file"`
+	NATSListen     string        `envconfig:"LAPSE_NATS_LISTEN" default:"127.0.0.1:4222" desc:"where the embedded NATS server listens; [user:pass@|token@]host:port"`
+	WebSocket      string        `envconfig:"LAPSE_NATS_WEBSOCKET_LISTEN" desc:"where the embedded NATS server listens for browsers too; [user:pass@|token@]host:port"`
+	WSOrigins      []string      `envconfig:"LAPSE_NATS_WEBSOCKET_ORIGINS" desc:"web pages that may connect there, such as http://localhost:8000, several with commas; any, with a secret"`
+	DataDir        string        `envconfig:"LAPSE_DATA_DIR" default:"./lapse-data" desc:"data of the embedded servers"`
+	HTTPListen     string        `envconfig:"LAPSE_HTTP_LISTEN" default:"127.0.0.1:8420" desc:"the page, /healthz, /readyz and /metrics"`
+	HTTPToken      string        `envconfig:"LAPSE_HTTP_TOKEN" desc:"secret, at least 16 characters, with which the page may change timers; without, it is read-only"`
+	Prefix         string        `envconfig:"LAPSE_PREFIX" default:"timers" desc:"names the subjects, the keys, the stream and the service"`
+	Delivery       string        `envconfig:"LAPSE_DELIVERY" default:"jetstream" desc:"jetstream (stored and acknowledged) or core"`
+	Stream         string        `envconfig:"LAPSE_STREAM" desc:"stream to make when none covers the fired events; from the prefix"`
+	StreamReplicas int           `envconfig:"LAPSE_STREAM_REPLICAS" default:"1" desc:"its replicas, 1 to 5"`
+	StreamMaxAge   time.Duration `envconfig:"LAPSE_STREAM_MAX_AGE" default:"72h" desc:"how long it keeps fired events; 0 for ever"`
+	StreamMaxBytes int64         `envconfig:"LAPSE_STREAM_MAX_BYTES" desc:"its size in bytes; unlimited, with the embedded server 4294967296"`
+	StreamDups     time.Duration `envconfig:"LAPSE_STREAM_DUPLICATES" default:"2m" desc:"its duplicate window"`
+	Partitions     int           `envconfig:"LAPSE_PARTITIONS" default:"1" desc:"partitions of the keys; fixed once there are data"`
+	MinReplicas    int           `envconfig:"LAPSE_MIN_REPLICAS" default:"0" desc:"replicas of Redis that must have a set, cancel or retry before it is answered OK, 0 to 10"`
+	Lease          time.Duration `envconfig:"LAPSE_LEASE" default:"30s" desc:"how long a claim holds; at least 1s"`
+	Grace          time.Duration `envconfig:"LAPSE_GRACE" default:"200ms" desc:"how late the reconciler claims by itself; 10ms to 10s"`
+	RetryMin       time.Duration `envconfig:"LAPSE_RETRY_MIN" default:"100ms" desc:"first back-off of a fire"`
+	RetryMax       time.Duration `envconfig:"LAPSE_RETRY_MAX" default:"30s" desc:"longest back-off of a fire"`
+	MaxAttempts    int           `envconfig:"LAPSE_MAX_ATTEMPTS" default:"0" desc:"attempts after which a timer is dead; 0 never gives up"`
+	RequestTimeout time.Duration `envconfig:"LAPSE_REQUEST_TIMEOUT" default:"2s" desc:"requests that waited longer are not carried out"`
+	NotifyConfig   string        `envconfig:"LAPSE_NOTIFY_CONFIG" default:"auto" desc:"auto adds missing notification flags to Redis; off does not"`
+	ShutdownGrace  time.Duration `envconfig:"LAPSE_SHUTDOWN_GRACE" default:"10s" desc:"how long a stop may take"`
+	MetricsTopics  string        `envconfig:"LAPSE_METRICS_TOPICS" default:"*" desc:"topics with a label of their own at /metrics, with commas; * for the first tokens, at most 32; or none"`
+	Pprof          bool          `envconfig:"LAPSE_PPROF" default:"false" desc:"serves profiles at /debug/pprof/ of the HTTP address"`
+	LogLevel       slog.Level    `envconfig:"LAPSE_LOG_LEVEL" default:"info" desc:"debug, info, warn or error"`
+	LogFormat      string        `envconfig:"LAPSE_LOG_FORMAT" desc:"text or json; text on a terminal, else json"`
 }
 
 // Check says what is wrong with the settings: the first error, which names the
