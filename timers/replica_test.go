@@ -1,6 +1,7 @@
 package timers_test
 
 import (
+	"context"
 	"net"
 	"testing"
 	"time"
@@ -43,6 +44,12 @@ func TestSetAwaitsReplicas(t *testing.T) {
 	require.Equal(t, timers.Cancelled, res[0].Outcome)
 	require.Equal(t, timers.CancelNotFound, res[1].Outcome, "what was not carried out is told apart")
 	require.Nil(t, r.get("alone"))
+	require.NoError(t, r.rdb.ScriptFlush(t.Context()).Err())
+	r.store.AwaitReplicas(1, time.Second)
+	soon, cancel := context.WithTimeout(t.Context(), 1800*time.Millisecond)
+	defer cancel()
+	_, _, err = r.store.Cancel(soon, 0, refs("nobody"))
+	require.ErrorIs(t, err, timers.ErrReplicas, "a script whose text is sent first does not wait twice")
 
 	host, port, err := net.SplitHostPort(master.Addr())
 	require.NoError(t, err)

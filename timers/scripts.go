@@ -136,10 +136,13 @@ func (s *Store) runKept(ctx context.Context, script *script, keys []string, args
 	}
 	began := time.Now()
 	var wait *redis.Cmd
+	// WAIT waits for its whole time also behind a script that Redis has no text
+	// of, so the second try has what is left; 0 would be without an end.
+	left := func() int64 { return max(1, (s.within - time.Since(began)).Milliseconds()) }
 	send := func(run func(context.Context, redis.Scripter, []string, ...any) *redis.Cmd) {
 		pipe := s.rdb.Pipeline()
 		cmd = run(ctx, pipe, keys, args...)
-		wait = pipe.Do(ctx, "WAIT", s.replicas, s.within.Milliseconds())
+		wait = pipe.Do(ctx, "WAIT", s.replicas, left())
 		if _, err := pipe.Exec(ctx); err != nil && cmd.Err() == nil && wait.Err() == nil {
 			cmd.SetErr(err)
 		}
