@@ -15,7 +15,7 @@
 -- Not safe to run twice: it would bring back what was given up on in between.
 
 local out, unlink, due, tried, back, gone = {now_us}, {}, {}, {}, {}, {}
-local at = int(now + 1)
+local at = int(now)
 local met = {} -- a name may come twice: two requests of one batch
 for i = 1, (#KEYS - 3) / 2 do
   local member = ARGV[i]
@@ -54,6 +54,6 @@ pcall(each, 'ZADD', KEYS[2], tried)
 for _, b in ipairs(back) do
   redis.call('HDEL', b[2], 'f', 'c')
   redis.call('HSET', b[2], 'a', '0')
-  redis.call('SET', b[1], '', 'PXAT', at)
+  redis.call('SET', b[1], '', 'PXAT', int(now + 1))
 end
 return out
