@@ -3,6 +3,7 @@ package endtoend
 import (
 	"encoding/json"
 	"net/url"
+	"strings"
 	"testing"
 	"time"
 
@@ -148,4 +149,36 @@ func TestRightsAreTakenAway(t *testing.T) {
 	require.NoError(t, err)
 	r.await(t, 1, soon)
 	ready(t, l, 200)
+}
+
+// A server that is told of other rights ends subscriptions, and does not take them up
+// again when they are given back.
+func TestSubscribingIsNotPermittedForAWhile(t *testing.T) {
+	t.Parallel()
+	user := func(deny ...string) []*server.User {
+		return []*server.User{{Username: "test", Password: "pw"}, {Username: "lapse", Password: "pw", Permissions: &server.Permissions{
+			Subscribe: &server.SubjectPermission{Allow: []string{">"}, Deny: deny},
+		}}}
+	}
+	rs, ns := timerstest.Redis(t), timerstest.NATS(t, func(o *server.Options) { o.Users = user() })
+	l := timerstest.LapseOn(t, rs.URL(), strings.Replace(ns.URL(), "://", "://lapse:pw@", 1), "LAPSE_LEASE=1s")
+	nc := ns.Connect(t, nats.UserInfo("test", "pw"))
+	c := newClient(t, nc)
+	a := newAttempts()
+	for of, denied := range map[string]string{"requests": "timers.>", "acknowledgements": "_INBOX.>"} {
+		a.setMany(t, c, of, 3, nil, func(int) client.When { return client.In(500 * time.Millisecond) })
+		ns.Reload(func(o *server.Options) { o.Users = user(denied) })
+		said := "NATS does not permit Lapse to subscribe"
+		readySays(t, l, 503, said)
+		quiet := 0 // a moment of it, while it connects anew after 2 s
+		for end := time.Now().Add(4 * time.Second); time.Now().Before(end); time.Sleep(20 * time.Millisecond) {
+			if _, body, err := l.Ready(); err != nil || !strings.Contains(body, said) {
+				quiet++
+			}
+		}
+		require.Less(t, quiet, 40)
+		ns.Reload(func(o *server.Options) { o.Users = user() })
+		ready(t, l, 200)
+		a.allOnce(t, nc, rs.Client())
+	}
 }

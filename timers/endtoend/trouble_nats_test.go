@@ -272,30 +272,6 @@ func withUsers(t *testing.T, deny ...string) (ns *timerstest.NATSServer, url str
 	}
 }
 
-// A server that is told of other rights ends subscriptions, and does not take them up
-// again when they are given back.
-func TestSubscribingIsNotPermittedForAWhile(t *testing.T) {
-	t.Parallel()
-	user := func(deny ...string) []*server.User {
-		return []*server.User{{Username: "test", Password: "pw"}, {Username: "lapse", Password: "pw", Permissions: &server.Permissions{
-			Subscribe: &server.SubjectPermission{Allow: []string{">"}, Deny: deny},
-		}}}
-	}
-	rs, ns := timerstest.Redis(t), timerstest.NATS(t, func(o *server.Options) { o.Users = user() })
-	l := timerstest.LapseOn(t, rs.URL(), strings.Replace(ns.URL(), "://", "://lapse:pw@", 1), "LAPSE_LEASE=1s")
-	nc := ns.Connect(t, nats.UserInfo("test", "pw"))
-	c := newClient(t, nc)
-	a := newAttempts()
-	for of, denied := range map[string]string{"requests": "timers.>", "acknowledgements": "_INBOX.>"} {
-		a.setMany(t, c, of, 3, nil, func(int) client.When { return client.In(500 * time.Millisecond) })
-		ns.Reload(func(o *server.Options) { o.Users = user(denied) })
-		readySays(t, l, 503, "does not permit Lapse to subscribe")
-		ns.Reload(func(o *server.Options) { o.Users = user() })
-		ready(t, l, 200)
-		a.allOnce(t, nc, rs.Client())
-	}
-}
-
 func TestPublishingIsNotPermitted(t *testing.T) {
 	t.Parallel()
 	for _, delivery := range []string{"jetstream", "core"} {

@@ -97,12 +97,10 @@ func NewJetStream(ctx context.Context, nc *Conn, prefix wire.Prefix, cfg StreamC
 	}
 	nc.OnDisconnect(func() {
 		j.gate.set(false)
+		j.setDeaf("") // at the reconnect it may have been refused anew already
 		j.failAll(errors.New("the connection to NATS was cut"))
 	})
-	nc.OnReconnect(func() {
-		j.setDeaf("")
-		j.look()
-	})
+	nc.OnReconnect(func() { j.look() })
 	nc.OnError(j.asyncError)
 	nc.Resubscribes()
 	j.gate.set(true)

@@ -138,7 +138,8 @@ func (s *Service) Ignored() int64 { return s.ignored.Load() }
 func (s *Service) Run(ctx context.Context, ready func(context.Context) error) error {
 	s.cfg.Conn.OnError(s.asyncError)
 	s.cfg.Conn.Resubscribes()
-	s.cfg.Conn.OnReconnect(func() { s.deafTo.Store(nil) })
+	// At the reconnect it may have been refused anew already.
+	s.cfg.Conn.OnDisconnect(func() { s.deafTo.Store(nil) })
 	svc, err := micro.AddService(s.cfg.Conn.Conn, micro.Config{
 		Name:        s.cfg.Prefix.ServiceName(),
 		Version:     semantic(s.cfg.Version),
