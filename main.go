@@ -336,7 +336,7 @@ func runService(ctx context.Context, cfg settings.Settings, logger *slog.Logger,
 		}
 		if window := js.Duplicates(); window <= cfg.Lease+cfg.RetryMax {
 			logger.Warn("the stream's duplicate window is shorter than a lease and the longest back-off; a retry may be stored twice",
-				"stream", js.Stream(), "duplicates", window, "lease", cfg.Lease, "retry_max", cfg.RetryMax)
+				"stream", js.Stream(), "duplicates", window.String(), "lease", cfg.Lease.String(), "retry_max", cfg.RetryMax.String())
 		}
 		in.pub = js
 		return false, nil
