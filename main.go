@@ -170,7 +170,12 @@ func nearest(name string, list []string) string {
 }
 
 func newLogger(cfg settings.Settings, w *os.File) *slog.Logger {
-	opts := &slog.HandlerOptions{Level: cfg.LogLevel}
+	opts := &slog.HandlerOptions{Level: cfg.LogLevel, ReplaceAttr: func(_ []string, a slog.Attr) slog.Attr {
+		if a.Value.Kind() == slog.KindDuration {
+			a.Value = slog.StringValue(a.Value.Duration().String()) // JSON has bare nanoseconds, text has "5s"
+		}
+		return a
+	}}
 	if cfg.LogFormat == "text" || cfg.LogFormat == "" && isatty.IsTerminal(w.Fd()) {
 		return slog.New(slog.NewTextHandler(w, opts))
 	}
@@ -336,7 +341,7 @@ func runService(ctx context.Context, cfg settings.Settings, logger *slog.Logger,
 		}
 		if window := js.Duplicates(); window <= cfg.Lease+cfg.RetryMax {
 			logger.Warn("the stream's duplicate window is shorter than a lease and the longest back-off; a retry may be stored twice",
-				"stream", js.Stream(), "duplicates", window.String(), "lease", cfg.Lease.String(), "retry_max", cfg.RetryMax.String())
+				"stream", js.Stream(), "duplicates", window, "lease", cfg.Lease, "retry_max", cfg.RetryMax)
 		}
 		in.pub = js
 		return false, nil

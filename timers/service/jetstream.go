@@ -216,7 +216,7 @@ func (j *JetStream) watchAttempts(ctx context.Context) {
 			if now := time.Now(); j.expire(now) > 0 {
 				// They are missed one by one, and the gate opens in between.
 				if now.Sub(last) > refusedFor {
-					j.logger.Warn("acknowledgements did not come in time", "stream", j.Stream(), "wait", j.wait.String())
+					j.logger.Warn("acknowledgements did not come in time", "stream", j.Stream(), "wait", j.wait)
 				}
 				last = now
 				// Nothing is gained by claiming more while NATS does not answer.
