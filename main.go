@@ -169,7 +169,12 @@ func nearest(name string, list []string) string {
 }
 
 func newLogger(cfg settings.Settings, w *os.File) *slog.Logger {
-	opts := &slog.HandlerOptions{Level: cfg.LogLevel}
+	opts := &slog.HandlerOptions{Level: cfg.LogLevel, ReplaceAttr: func(_ []string, a slog.Attr) slog.Attr {
+		if a.Value.Kind() == slog.KindDuration {
+			a.Value = slog.StringValue(a.Value.Duration().String()) // JSON has bare nanoseconds, text has "5s"
+		}
+		return a
+	}}
 	if cfg.LogFormat == "text" || cfg.LogFormat == "" && isatty.IsTerminal(w.Fd()) {
 		return slog.New(slog.NewTextHandler(w, opts))
 	}

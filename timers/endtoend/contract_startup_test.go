@@ -115,7 +115,7 @@ func TestStreamOfOnesOwn(t *testing.T) {
 	for name, config := range map[string]jetstream.StreamConfig{
 		"exactly": {Name: "OWN", Subjects: []string{"timers.fired.>"}, Description: "mine", MaxMsgs: 17, Storage: jetstream.MemoryStorage, Retention: jetstream.InterestPolicy},
 		"wider":   {Name: "WIDE", Subjects: []string{"other", "timers.fired.>", "timers.dead.>"}, MaxMsgsPerSubject: 3, Discard: jetstream.DiscardNew, AllowDirect: true},
-		"beside":  {Name: "OWN", Subjects: []string{"elsewhere", "timers.fired.>"}, DenyDelete: true},
+		"beside":  {Name: "OWN", Subjects: []string{"elsewhere", "timers.fired.>"}, DenyDelete: true, Duplicates: 30 * time.Second},
 	} {
 		t.Run(name, func(t *testing.T) {
 			ns := timerstest.NATS(t)
@@ -126,6 +126,9 @@ func TestStreamOfOnesOwn(t *testing.T) {
 			before := configs(t, js)
 			s := serve(t, ns)
 			require.Equal(t, config.Name, s.status(t, "timers").Stream)
+			if config.Duplicates != 0 {
+				require.Contains(t, s.lapse.Log(), `"duplicates":"30s"`, "a short window is warned of, in units that a person reads")
+			}
 			fired := s.hear(t, "timers.fired.a")
 			s.set(t, request("timers.set.a", "x", "@in 0s"))
 			next(t, fired)
