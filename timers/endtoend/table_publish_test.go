@@ -260,9 +260,12 @@ func TestFirstAcknowledgementsAreLost(t *testing.T) {
 			config := stream.CachedInfo().Config
 			config.Duplicates = c.window
 			// Made anew: one that has ids of the old window forgets them by it.
-			require.NoError(t, js.DeleteStream(t.Context(), "TIMERS"))
-			_, err = js.CreateStream(t.Context(), config)
-			require.NoError(t, err)
+			// Lapse makes it anew, too.
+			timerstest.Eventually(t, soon, "the stream is ours", func() bool {
+				_ = js.DeleteStream(t.Context(), "TIMERS")
+				_, err = js.CreateStream(t.Context(), config)
+				return err == nil
+			})
 			var lost atomic.Int64
 			inboxes, seen := map[string]bool{}, map[string]bool{} // the rule is asked one at a time
 			s.nats.Obey(func(m faultproxy.Message) faultproxy.Fault {

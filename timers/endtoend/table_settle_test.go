@@ -182,6 +182,7 @@ func TestClaimThatComesTooLate(t *testing.T) {
 			})
 			second := s.setNow(t, topic)
 			require.Equal(t, "scheduled", second.Was)
+			passes(t, second.Due.Add(time.Millisecond)) // else it would come too early instead
 			s.redis.Obey(rule(faultproxy.Pass))
 			timerstest.Eventually(t, soon, "the late claim holds the timer", func() bool { return s.get(t, topic).state == "firing" })
 			if end == "cancelled" {
