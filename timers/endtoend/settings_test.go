@@ -101,6 +101,7 @@ func TestBadSettings(t *testing.T) {
 		{"stream too long", []string{"LAPSE_STREAM=" + strings.Repeat("s", 256)}, []string{"LAPSE_STREAM", "255"}},
 		{"stream's age below its window", []string{"LAPSE_STREAM_MAX_AGE=1m"}, []string{"LAPSE_STREAM_MAX_AGE=1m0s", "LAPSE_STREAM_DUPLICATES=2m0s"}},
 		{"replicas of one server", []string{"LAPSE_STREAM_REPLICAS=3"}, []string{"LAPSE_STREAM_REPLICAS=3", "LAPSE_NATS_URL"}},
+		{"credentials of nobody", []string{redisURL, natsURL, "LAPSE_NATS_CREDS=/dev/null"}, []string{"LAPSE_NATS_CREDS", `"/dev/null"`, "no seed of a user"}},
 		{"credentials directory", []string{redisURL, natsURL, "LAPSE_NATS_CREDS=/"}, []string{"LAPSE_NATS_CREDS", `"/"`, "directory"}},
 		{"empty data directory", []string{"LAPSE_DATA_DIR="}, []string{"LAPSE_DATA_DIR", "./lapse-data"}},
 		{"empty HTTP listen", []string{"LAPSE_HTTP_LISTEN="}, []string{"LAPSE_HTTP_LISTEN", "host:port"}},

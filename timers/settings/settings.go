@@ -6,8 +6,10 @@ package settings
 import (
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
 	"os"
+	"regexp"
 	"slices"
 	"strings"
 	"time"
@@ -19,6 +21,9 @@ import (
 	"github.com/lapse-timers/lapse/timers/service"
 	"github.com/lapse-timers/lapse/timers/wire"
 )
+
+// userSeed is the line of a credentials file that a user signs with.
+var userSeed = regexp.MustCompile(`(?m)^\s*SU[A-Z2-7]{20}`)
 
 // Embedded is the value of LAPSE_REDIS_URL and LAPSE_NATS_URL with which Lapse
 // runs a server of its own.
@@ -183,6 +188,9 @@ func (c *Settings) Check() error {
 		} else {
 			if info, err := f.Stat(); err == nil && info.IsDir() {
 				errs = append(errs, fmt.Errorf("LAPSE_NATS_CREDS=%+q is a directory; want the path of a credentials file", c.NATSCreds))
+			} else if text, err := io.ReadAll(io.LimitReader(f, 1<<20)); err == nil && !userSeed.Match(text) {
+				// Connecting would be tried again for ever.
+				errs = append(errs, fmt.Errorf("LAPSE_NATS_CREDS=%+q holds no seed of a user; want a credentials file, as nsc generate creds writes it", c.NATSCreds))
 			}
 			f.Close() //nolint:errcheck // only ever opened
 		}
