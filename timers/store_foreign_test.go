@@ -264,6 +264,27 @@ func TestForeignNumbersCostNoOtherTimer(t *testing.T) {
 	r.clean()
 }
 
+// A right that is taken away while Lapse runs: the life that is not replaced stays.
+func TestReplacementThatMayNotBeWritten(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	r.set("a", time.Hour, "old")
+	set := func(in time.Duration) error {
+		_, err := r.store.Set(t.Context(), 0, []timers.SetItem{{Ref: ref("a"), In: in, Schedule: "@in", Payload: []byte("new")}})
+		return err
+	}
+	require.NoError(t, r.rdb.Do(t.Context(), "ACL", "SETUSER", "default", "-hset").Err())
+	require.NotEmpty(t, timers.LastingRefusal(set(0)))
+	require.NotEmpty(t, timers.LastingRefusal(set(2*time.Hour)))
+	timerstest.CheckInvariants(t, r.rdb, prefix)
+	require.NoError(t, r.rdb.Do(t.Context(), "ACL", "SETUSER", "default", "+hset").Err())
+	require.Equal(t, "old", string(r.get("a").Payload))
+	require.NoError(t, set(time.Hour))
+	require.Equal(t, "new", string(r.get("a").Payload))
+	require.Equal(t, timers.Cancelled, r.cancel("a").Outcome)
+	r.clean()
+}
+
 // A right that is taken away while Lapse runs: nothing is claimed, and nothing looks as if
 // it were, so that the next look says what is refused, and fires once it may.
 func TestClaimThatMayNotBeWritten(t *testing.T) {

@@ -15,7 +15,6 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/lapse-timers/lapse/timers/client"
-	"github.com/lapse-timers/lapse/timers/settings"
 	"github.com/lapse-timers/lapse/timers/wire"
 )
 
@@ -136,8 +135,8 @@ func (c *connection) open(ctx context.Context, opts ...nats.Option) (*link, erro
 		return nil, errors.New("interrupted before NATS was connected")
 	case errors.Is(err, nats.ErrAuthorization), errors.Is(err, nats.ErrAuthExpired):
 		return nil, fmt.Errorf("NATS at %s (%s) refused the credentials: give --creds FILE, or user and password in the URL", where, from)
-	case settings.TLSRemedy(err) != "":
-		return nil, fmt.Errorf("cannot connect to NATS at %s (%s): %s; give %s", where, from, scrub(err.Error(), urls), settings.TLSRemedy(err))
+	case wire.TLSRemedy(err) != "":
+		return nil, fmt.Errorf("cannot connect to NATS at %s (%s): %s; give %s", where, from, scrub(err.Error(), urls), wire.TLSRemedy(err))
 	case err != nil:
 		return nil, fmt.Errorf("cannot connect to NATS at %s (%s): %s; start a service with: lapse serve, or name another server with --server",
 			where, from, scrub(err.Error(), urls))

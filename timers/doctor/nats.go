@@ -90,8 +90,8 @@ func (e *exam) reachNATS() bool {
 			f.Found, f.Remedy = e.d.Absent, lines(runsElsewhere...)
 		case errors.Is(err, service.ErrAuth):
 			f.Remedy = "LAPSE_NATS_URL=nats://user:password@host:port"
-		case settings.TLSRemedy(err) != "":
-			f.Remedy = "# " + settings.TLSRemedy(err)
+		case wire.TLSRemedy(err) != "":
+			f.Remedy = "# " + wire.TLSRemedy(err)
 		default:
 			f.Remedy = "# start nats-server there, or name another one in LAPSE_NATS_URL"
 		}

@@ -61,8 +61,8 @@ func (e *exam) reachRedis(ctx context.Context) bool {
 			return absent(err.Error(), "Lapse does not start with it", "LAPSE_REDIS_URL=redis://user:password@"+opt.Addr+"/"+strconv.Itoa(opt.DB))
 		case e.d.Settings.RedisURL == settings.Embedded:
 			return absent(e.d.Absent, "without it no timer can be set or fired", runsElsewhere...)
-		case settings.TLSRemedy(err) != "":
-			return absent(err.Error(), "without it no timer can be set or fired: Lapse waits for it", "# "+settings.TLSRemedy(err))
+		case wire.TLSRemedy(err) != "":
+			return absent(err.Error(), "without it no timer can be set or fired: Lapse waits for it", "# "+wire.TLSRemedy(err))
 		}
 		return absent(dialFailure(err), "without it no timer can be set or fired: Lapse waits for it",
 			"# start redis-server at "+opt.Addr+", or name another one in LAPSE_REDIS_URL")

@@ -12,7 +12,8 @@
 -- write may grow, so it is refused over maxmemory, on a replica, or while Redis
 -- cannot persist; and a foreign type in the place of the backup set or the counter
 -- is met by a read before it, while one in the place of another set stops nothing.
--- A right that is missing would stop it half-way; the probe at the start sees to it.
+-- A right that is missing would stop it half-way. The probe at the start sees to it; should
+-- that to HSET be taken away later, no old life is removed that no new one could follow.
 -- Not safe to run twice: it would raise what was cancelled in between.
 
 local longest = tonumber(ARGV[1])
@@ -22,6 +23,7 @@ if last >= 2 ^ 53 then
 end
 local n = (#KEYS - 4) / 2
 local out, members, scores, replaced, retried = {now_us}, {}, {}, {}, {}
+local kept -- a shadow that is replaced, and the rev in it
 local first, writer, dues, revs = {}, {}, {}, {} -- of a name that comes twice only the last is written
 
 for i = 1, n do
@@ -47,6 +49,7 @@ for i = 1, n do
       local old = redis.pcall('HMGET', KEYS[2 * i + 3], 'r', 'k', 'u', 'a')
       if not old.err and old[1] then
         was = (old[2] or old[3]) and 'firing' or 'scheduled'
+        kept = kept or {KEYS[2 * i + 3], old[1]}
         if old[4] then
           retried[#retried + 1] = member
         end
@@ -69,6 +72,9 @@ if #scores == 0 then
   return out
 end
 redis.call('SET', KEYS[3], int(last))
+if kept then
+  redis.call('HSET', kept[1], 'r', kept[2]) -- changes nothing, and asks for the right
+end
 each('ZADD', KEYS[1], scores)
 if #retried > 0 then
   pcall(each, 'ZREM', KEYS[2], retried)

@@ -1,4 +1,4 @@
-package settings
+package wire
 
 import (
 	"crypto/tls"
@@ -7,7 +7,7 @@ import (
 	"strings"
 )
 
-// TLSRemedy is what mends that TLS with a server did not come about, "" when
+// TLSRemedy is what mends that TLS with a server, of Redis or NATS, did not come about, "" when
 // err is something else.
 func TLSRemedy(err error) string {
 	var refused *tls.CertificateVerificationError
