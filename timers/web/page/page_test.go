@@ -36,6 +36,7 @@ type world struct {
 	nc    *nats.Conn
 	reads atomic.Int64 // of the status
 	dials atomic.Int64
+	last  atomic.Pointer[http.Request] // that came
 	log   timerstest.Log
 }
 
@@ -64,7 +65,10 @@ func newWorld(t *testing.T, change func(*Options)) *world {
 	mux := http.NewServeMux()
 	w.page.Routes(mux)
 	mux.HandleFunc("GET /{$}", w.page.Index)
-	server := httptest.NewServer(mux)
+	server := httptest.NewServer(http.HandlerFunc(func(rw http.ResponseWriter, r *http.Request) {
+		w.last.Store(r)
+		mux.ServeHTTP(rw, r)
+	}))
 	w.url = server.URL
 	t.Cleanup(server.Close)
 	t.Cleanup(w.page.Close)
@@ -183,7 +187,7 @@ func TestSetAnewIsTakenBack(t *testing.T) {
 		},
 		"timers.set.a": func(*nats.Msg) *nats.Msg {
 			leave()
-			time.Sleep(100 * time.Millisecond) // until the server has seen it
+			<-w.last.Load().Context().Done() // the server has seen it
 			return &nats.Msg{Data: []byte(`{"topic":"a","id":"b","due":"2030-01-01T00:00:00Z","rev":8,"replaced":false}`)}
 		},
 		"timers.cancel.a": func(m *nats.Msg) *nats.Msg {
