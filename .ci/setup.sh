@@ -88,10 +88,16 @@ need_cc() {
   compiles || die "the C compiler ($(go env CC)) still cannot build a program; set CC to one that can"
 }
 
+# has_client says whether npm got to its end: one that was interrupted, or met
+# another, leaves a part of it.
+has_client() {
+  [ -d docs/browser/node_modules/@nats-io/nats-core ] && [ -x docs/browser/node_modules/.bin/esbuild ]
+}
+
 # has_browser looks where the driver of the tests does.
 has_browser() {
   local name
-  [ -d docs/browser/node_modules/@nats-io/nats-core ] || return 1
+  has_client || return 1
   for name in chromium chromium-browser google-chrome google-chrome-stable headless-shell; do
     if command -v "$name" >/dev/null; then return 0; fi
   done
@@ -103,7 +109,7 @@ need_browser() {
   if ! command -v npm >/dev/null; then
     install npm || { say "there is no npm: install Node.js 20 or newer with npm from https://nodejs.org"; return 1; }
   fi
-  if [ ! -d docs/browser/node_modules/@nats-io/nats-core ]; then
+  if ! has_client; then
     say "installing what docs/browser/package-lock.json names with npm"
     npm ci --prefix docs/browser --no-audit --no-fund </dev/null >&2 || return 1
   fi
