@@ -61,7 +61,7 @@ func TestAnswersSurviveAFailover(t *testing.T) {
 	const n = 400
 	master, ns := timerstest.RedisTCP(t), timerstest.NATS(t)
 	replica := replicaOf(t, master)
-	old := timerstest.LapseOn(t, master.URL(), ns.URL(), "LAPSE_MIN_REPLICAS=1", "LAPSE_REQUEST_TIMEOUT=600ms")
+	old := timerstest.LapseOn(t, master.URL(), ns.URL(), "LAPSE_MIN_REPLICAS=1", "LAPSE_REQUEST_TIMEOUT=2s")
 	nc := ns.Connect(t)
 	c, a := newClient(t, nc), newAttempts()
 	a.setMany(t, c, "cancelled", 50, nil, anHourAhead)
