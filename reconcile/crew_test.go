@@ -68,7 +68,7 @@ func TestStandByTellsOfAllThatComesSoon(t *testing.T) {
 		r.loop.WakeBefore(0, r.redis(20*ms))
 		close(r.gate)
 		r.until(100 * ms)
-		for _, due := range []time.Duration{2500 * ms, 1500 * ms, 950 * ms, 960 * ms} {
+		for _, due := range []time.Duration{2500 * ms, 1500 * ms, 950 * ms} {
 			r.loop.WakeBefore(0, r.redis(due))
 		}
 		r.until(110 * ms)
