@@ -17,16 +17,13 @@ import (
 	"log/slog"
 	"os"
 	"os/signal"
-	"regexp"
 	"runtime"
 	"runtime/debug"
-	"slices"
 	"strings"
 	"syscall"
 	"text/tabwriter"
 	"time"
 
-	"github.com/agnivade/levenshtein"
 	"github.com/kelseyhightower/envconfig"
 	"github.com/mattn/go-isatty"
 	"github.com/nats-io/nats.go"
@@ -110,13 +107,6 @@ func buildVersion() string {
 	return "0.1.0-dev"
 }
 
-const settingsPrefix = "LAPSE_"
-
-// injected are names that Kubernetes sets in every pod next to a Service
-// called lapse or lapse-something
-// (https://kubernetes.io/docs/concepts/services-networking/service/#environment-variables).
-var injected = regexp.MustCompile(`^LAPSE_(.*_)?(SERVICE_HOST|SERVICE_PORT(_.*)?|PORT(_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)?)$`)
-
 // readConfig reads and checks the settings.
 func readConfig(environ []string) (settings.Settings, error) {
 	var cfg settings.Settings
@@ -124,14 +114,8 @@ func readConfig(environ []string) (settings.Settings, error) {
 	for line := range strings.Lines(usageText("{{range .}}{{usage_key .}}\n{{end}}")) {
 		known = append(known, strings.TrimSpace(line))
 	}
-	for _, kv := range environ {
-		name, _, _ := strings.Cut(kv, "=")
-		if strings.HasPrefix(name, settingsPrefix) && !slices.Contains(known, name) && !injected.MatchString(name) {
-			if near := nearest(name, known); 2*levenshtein.ComputeDistance(name, near) <= len(name)-len("LAPSE") {
-				return cfg, fmt.Errorf("%s is no setting; the nearest is %s (lapse help lists all)", name, near)
-			}
-			return cfg, fmt.Errorf("%s is no setting, and none is like it (lapse help lists all)", name)
-		}
+	if err := settings.CheckNames(environ, known); err != nil {
+		return cfg, err
 	}
 	if err := envconfig.Process("", &cfg); err != nil {
 		var pe *envconfig.ParseError
@@ -159,13 +143,6 @@ func usageText(format string) string {
 		panic(err) // the format is ours
 	}
 	return b.String()
-}
-
-// nearest is the name of the list that takes the fewest edits to reach.
-func nearest(name string, list []string) string {
-	return slices.MinFunc(list, func(a, b string) int {
-		return levenshtein.ComputeDistance(name, a) - levenshtein.ComputeDistance(name, b)
-	})
 }
 
 func newLogger(cfg settings.Settings, w *os.File) *slog.Logger {
