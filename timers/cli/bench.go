@@ -89,10 +89,13 @@ the end, and their events purged from the stream where that is permitted.
 
 func (a *app) bench(cmd *cobra.Command, conn *connection, b *benchFlags, parts []string) error {
 	o := b.options
-	for name, v := range map[string]int{"payload": o.Payload, "topics": o.Topics - 1, "repeat": o.Repeat - 1} {
-		if v < 0 { // in the options 0 is the default and -1 is no payload; here each has its own
-			low := map[string]int{"topics": 1, "repeat": 1}[name]
-			return usage("--%s %d: want %d or more; see %s --help", name, v+low, low, cmd.CommandPath())
+	// In the options 0 is the default and -1 is no payload; here each flag has its own.
+	for _, flag := range []struct {
+		name         string
+		value, least int
+	}{{"payload", o.Payload, 0}, {"topics", o.Topics, 1}, {"repeat", o.Repeat, 1}} {
+		if flag.value < flag.least {
+			return usage("--%s %d: want %d or more; see %s --help", flag.name, flag.value, flag.least, cmd.CommandPath())
 		}
 	}
 	o.Parts, o.Version, o.Programs.RedisConf = parts, a.info.Version, a.info.RedisConf

@@ -113,8 +113,8 @@ func (c *Conn) Close() {
 }
 
 const (
-	resubscribeAfter   = 2 * time.Second // doubles
-	resubscribeAtLeast = time.Minute
+	resubscribeMin = 2 * time.Second // doubles
+	resubscribeMax = time.Minute
 )
 
 // Resubscribes makes the connection anew while NATS refuses a subscription, after
@@ -123,14 +123,14 @@ const (
 // connection only: Lapse would stay deaf for good.
 func (c *Conn) Resubscribes() {
 	var (
-		pause   = resubscribeAfter // c.mu guards these
+		pause   = resubscribeMin // c.mu guards these
 		last    time.Time
 		waiting bool
 	)
 	anew := func() {
 		c.mu.Lock()
 		waiting, last = false, time.Now()
-		pause = min(2*pause, resubscribeAtLeast)
+		pause = min(2*pause, resubscribeMax)
 		closing := c.closing
 		c.mu.Unlock()
 		if !closing {
@@ -147,7 +147,7 @@ func (c *Conn) Resubscribes() {
 			return
 		}
 		if time.Since(last) > pause {
-			pause = resubscribeAfter // it was permitted in between
+			pause = resubscribeMin // it was permitted in between
 		}
 		waiting = true
 		time.AfterFunc(pause, anew)
